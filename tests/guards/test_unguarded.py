@@ -27,7 +27,6 @@ def test_globals_and_closures_are_named() -> None:
     named = [row.what for row in guards.unguarded]
     assert [name for name in named if name.startswith(("global", "closure"))] == [
         "global SCALE",
-        "closure bias",
         "global TABLE",
     ]
     assert all("Net." in str(row) for row in guards.unguarded if row.what in ("global SCALE", "global TABLE"))

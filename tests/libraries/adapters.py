@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import nn
 
-import whence
-from tests.libraries.rows import OWN_FUNCTION, Rows, decided, given, refused
+from tests.libraries.rows import OWN_FUNCTION, Rows, decided, given
 
 row = Rows()
 BY_CHANCE = decided(
@@ -150,17 +149,7 @@ def p_tuning(peft: Any, transformers: Any) -> nn.Module:
     return peft.get_peft_model(gpt(transformers), config)
 
 
-@row(
-    "peft transformers",
-    lambda: given(torch.randint(0, 20, (2, 4))),
-    **refused(
-        whence.UnsupportedInput,
-        "DynamicCache",
-        "it returns its cache, an object of a class that pytree does not know",
-        "forward",
-        "joint",
-    ),
-)
+@row("peft transformers", lambda: given(torch.randint(0, 20, (2, 4))))
 def prefix_tuning(peft: Any, transformers: Any) -> nn.Module:
     config = peft.PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
     return peft.get_peft_model(gpt(transformers), config)

@@ -41,6 +41,7 @@ __all__ = [
     "whole_flatten",
     "whole_leaves",
     "whole_paths",
+    "with_parts_replaced",
     "with_tensors_flattened",
     "with_whole_leaves",
 ]
@@ -168,6 +169,13 @@ def whole_leaves(value: Any) -> list[Any]:
 def with_whole_leaves(value: Any, leaves: list[Any]) -> Any:
     """The value over other `whole_leaves`."""
     return tree_unflatten(leaves, _pytree.tree_flatten(value)[1])
+
+
+def with_parts_replaced(value: Any, others: Mapping[int, Any]) -> Any:
+    """The value with others in the place of parts, by their identities."""
+    return _pytree.tree_map(
+        lambda part: others.get(id(part), part), value, is_leaf=lambda part: id(part) in others
+    )
 
 
 def spelled(path: KeyPath) -> str:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dis import opmap
 from enum import Enum
-from functools import _lru_cache_wrapper, cached_property, partial
+from functools import _lru_cache_wrapper, cached_property, partial, partialmethod
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -187,7 +187,7 @@ def behind(thing: Any) -> tuple[Any, ...]:
     match thing:
         case MethodType():
             return thing.__func__, thing.__self__
-        case partial():
+        case partial() | partialmethod():
             return thing.func, *thing.args, *thing.keywords.values()
         case _lru_cache_wrapper():
             return (thing.__wrapped__,)
@@ -196,11 +196,16 @@ def behind(thing: Any) -> tuple[Any, ...]:
     return ()
 
 
+def defaults_of(function: FunctionType) -> tuple[Any, ...]:
+    """The defaults of its arguments, those of keywords last."""
+    return *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()
+
+
 def function_in(held: Any) -> FunctionType | None:
-    """The function of a method, a property, or what caches one, as a class holds it."""
+    """The function of a method, a property, or what caches one or fixes arguments, as a class holds it."""
     if isinstance(held, classmethod | staticmethod):
         held = held.__func__
-    elif isinstance(held, property | cached_property):
+    elif isinstance(held, property | cached_property | partialmethod):
         held = held.fget if isinstance(held, property) else held.func
     return held if isinstance(held, FunctionType) else None
 

@@ -166,7 +166,9 @@ class Bound:
             if drawn is not None:
                 set_states(drawn)
             return error
-        return begun.finished(values, [*map(_without_history, results)] if self._is_forward else results)
+        result = begun.finished(values, [*map(_without_history, results)] if self._is_forward else results)
+        has_loss = bool(program.signature.outputs_of(OutputKind.LOSS))
+        return program.convention.handed_back(args, kwargs, result, has_loss)
 
     @property
     def _is_forward(self) -> bool:

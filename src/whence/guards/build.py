@@ -189,7 +189,7 @@ def guards_of(program: Program, observed: Observed, made: Sequence[Tensor] = ())
 
 
 def _variable(describer: Describer, found: Outside, source: Source) -> Guard:
-    expected = describer.describe(found.value)
+    expected = Missing() if found.value is NOTHING else describer.describe(found.value)
     return Guard(GuardKind.VARIABLE, found.path, expected, _DECIDED, found.path, source=source)
 
 

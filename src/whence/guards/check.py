@@ -4,6 +4,7 @@ Where an earlier check is remembered, and all that it met is the same (`memory.p
 again.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +14,13 @@ from torch import Tensor, nn
 from whence._torch.observe.hooks import gradient_hooks, has_gradient_hooks
 from whence._torch.observe.wrappers import seen_through, wrappers_around
 from whence.dependence.asking import Failed, ask
-from whence.dependence.describe import shown
+from whence.dependence.describe import code_of, function_of, shown
 from whence.dependence.lookup import class_attribute, same_class
 from whence.dependence.matching import Walk, difference, found_in_place
 from whence.guards.memory import Remembered, found_in_module
 from whence.guards.plan import GuardPlan, HolderPlan
 from whence.guards.switches import mode_violations
-from whence.program.guards.expectations import ExpectedFunction, ExpectedTensor, Hooks, Snapshot
+from whence.program.guards.expectations import Expectation, ExpectedFunction, ExpectedTensor, Hooks, Snapshot
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind
 
@@ -202,11 +203,17 @@ def _variable_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
     """Globals, closures and environment variables that hold something else now."""
     for guard, row in plan.variables:
         now = row.now()
-        is_mutable = isinstance(now, list | dict | set) or isinstance(guard.expected, Snapshot)
-        is_same = now is row.value and not is_mutable
+        is_mutable = isinstance(now, list | dict | set | deque) or isinstance(guard.expected, Snapshot)
+        is_same = now is row.value and not is_mutable and _runs_the_same(guard.expected, now)
         found = None if is_same else found_in_place(guard.expected, now, walk)
         if found is not None:
             yield Violation(guard, found)
+
+
+def _runs_the_same(expected: Expectation, now: object) -> bool:
+    """Whether a function has the code and the defaults that it had; of anything else nothing is asked."""
+    function = function_of(now) if isinstance(expected, ExpectedFunction) else None
+    return function is None or expected.code == code_of(function[0])  # type: ignore[union-attr]
 
 
 def _gradient_hook_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:

@@ -22,7 +22,7 @@ from whence.tracing.lazy_modules import materialised
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import mode_of, record
 from whence.tracing.recording.session import Session
-from whence.tracing.replay.objections import CompositeOpened, Doubt
+from whence.tracing.replay.objections import CompositeOpened, Doubt, ResultOpened
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.undo import Interrupts
@@ -75,6 +75,8 @@ def _captured_once(
     while True:
         try:
             return _attempted(model, given, backward, wanted)
+        except ResultOpened:
+            continue
         except CompositeOpened:
             wanted = replace(wanted, composites=False)
         except Doubt as doubt:

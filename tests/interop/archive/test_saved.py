@@ -79,7 +79,7 @@ def test_saving_twice_gives_the_same_bytes() -> None:
     assert _bytes(program("joint")) == content("joint")
 
 
-QUICK = ("llama", "tied_language_model", "shared_module", "deberta_v2")
+QUICK = ("llama", "vit", "tied_language_model", "shared_module", "deberta_v2")
 
 
 def _rows() -> Iterator[Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import os
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial, wraps
-from types import SimpleNamespace
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -210,6 +212,83 @@ def test_variables_of_functions_are_compared() -> None:
     set_to(1.0, 1.0)
     options.scale = 0.5
     assert refusal(run, model) == "`given.scale` was 1.0 at capture, is 0.5 now"
+
+
+class Registry:
+    """A class that keeps what its methods give."""
+
+    table: ClassVar[dict[str, float]] = {"scale": 1.0}
+
+    @classmethod
+    def scale(cls) -> float:
+        """Of the table."""
+        return cls.table["scale"]
+
+
+def with_attribute(value: Tensor, *, factor: float = 1.0) -> Tensor:
+    return value * with_attribute.scale * factor  # type: ignore[attr-defined]
+
+
+with_attribute.scale = 1.0  # type: ignore[attr-defined]
+BEHIND = {"scale": 1.0}
+PROXY, ARRAY = MappingProxyType(BEHIND), np.ones(1)
+AROUND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[pytest.MonkeyPatch], None], str]] = {
+    "attribute of a function": (
+        with_attribute,
+        lambda patch: patch.setattr(with_attribute, "scale", 0.5),
+        "`with_attribute.scale` was 1.0 at capture, is 0.5 now",
+    ),
+    "default of a function": (
+        with_attribute,
+        lambda patch: patch.setattr(with_attribute, "__kwdefaults__", {"factor": 0.5}),
+        "`factor` was 1.0 at capture, is 0.5 now",
+    ),
+    "table of a class": (
+        lambda value: value * Registry.scale(),
+        lambda patch: patch.setitem(Registry.table, "scale", 0.5),
+        "`Registry.table['scale']` was 1.0 at capture, is 0.5 now",
+    ),
+    "method of a class": (
+        lambda value: value * Registry.scale(),
+        lambda patch: patch.setattr(Registry, "scale", classmethod(lambda _: 0.5)),
+        "`Registry.scale` was",
+    ),
+    "proxy": (
+        lambda value: value * PROXY["scale"],
+        lambda patch: patch.setitem(BEHIND, "scale", 0.5),
+        "`PROXY['scale']` was 1.0 at capture, is 0.5 now",
+    ),
+    "array": (
+        lambda value: value * float(ARRAY[0]),
+        lambda patch: patch.setitem(globals(), "ARRAY", np.zeros(1)),
+        "`ARRAY` was",
+    ),
+    "environment": (
+        lambda value: value * float(os.environ.get("SCALE_OF_A_TEST", "1")),
+        lambda patch: patch.setenv("SCALE_OF_A_TEST", "0.5"),
+        "`os.environ['SCALE_OF_A_TEST']` was None at capture, is '0.5' now",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_what_is_around_functions_is_compared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they carry, what classes and arrays hold, and the environment."""
+    scaled, change_it, words = AROUND[name]
+    model, optimizer = small()
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = scaled(model(x).sin().mean())
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+    run = program.bind(model, optimizer)
+    run(batch())
+    change_it(monkeypatch)
+    assert words in refusal(run, model)
 
 
 class Lightning(nn.Module):

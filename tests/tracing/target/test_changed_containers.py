@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_structure
 
 import whence
 
@@ -84,16 +85,53 @@ def test_a_changed_container_is_named(body: Callable[[Any], Any], given: Any, wo
     assert repr(given) == before
 
 
-def test_a_container_that_is_returned_comes_back_changed() -> None:
-    """What it holds are results of the program."""
+def adds_a_key(given: dict[str, Tensor]) -> Any:
+    given["y"] = given.pop("x") + 1
+    return given["y"] * 2, given
 
-    def body(given: dict[str, Tensor]) -> Any:
-        given["y"] = given["x"] + 1
-        return given["y"] * 2, given
 
-    program = whence.capture(Doing(body), ({"x": X},))
-    _, returned = program.module()({"x": X})
-    assert torch.equal(returned["y"], X + 1)
+def appends(given: list[Tensor]) -> Any:
+    given.append(given[0] + 1)
+    return {"result": given[-1] * 2, "given": given}
+
+
+def replaces_in_a_dataclass(given: Batch) -> Any:
+    given.x, given.count = given.x + 1, given.count + 1
+    return given.x * 2, [given]
+
+
+def tensors(given: Any) -> list[Tensor]:
+    return [leaf if isinstance(leaf, Tensor) else torch.tensor(leaf) for leaf in tree_leaves(given)]
+
+
+RETURNED: dict[str, tuple[Callable[[Any], Any], Callable[[], Any]]] = {
+    "a dictionary": (adds_a_key, lambda: {"x": torch.ones(2, requires_grad=True)}),
+    "a list": (appends, lambda: [torch.ones(2, requires_grad=True)]),
+    "a dataclass": (replaces_in_a_dataclass, lambda: Batch(torch.ones(2, requires_grad=True))),
+}
+
+
+@pytest.mark.parametrize(("body", "make"), RETURNED.values(), ids=RETURNED)
+@pytest.mark.parametrize("backward", [False, True, lambda outputs: tree_leaves(outputs)[0].sum()])
+def test_a_container_that_is_returned_is_changed(
+    body: Callable[[Any], Any], make: Callable[[], Any], backward: Any
+) -> None:
+    """Module, tree and bound program change the one that was given, and give it back."""
+    model = Doing(body)
+    program = whence.capture(model, (make(),), backward=backward)
+    expected = make()
+    model(expected)
+    bound = [] if backward is True else [program.bind(model)]
+    for run in (program.module(), program.unflatten(), *bound):
+        given = make()
+        result = run(given=given)
+        result = result[1] if callable(backward) else result
+        parts = result.values() if isinstance(result, dict) else result
+        assert any(given is part or (isinstance(part, list) and given is part[0]) for part in parts)
+        assert tree_structure(given) == tree_structure(expected)
+        assert all(map(torch.equal, *map(tensors, (given, expected))))
+    if backward is not True:
+        assert program.verify(model, (make(),)).ok
 
 
 def test_a_tensor_that_is_written_is_written() -> None:

@@ -232,7 +232,8 @@ class CallBody(_OfThisProcess):
                 replacing = self._replacing(module)
                 body = partial(self._body, replacing, interface.convention.bound(flat))
                 took = replacing.took_within(self.plan.site(self.number).path)
-                return self.generated.run(body, module, flat, leaves, took)
+                result = self.generated.run(body, module, flat, leaves, took)
+                return interface.convention.handed_back(args, kwargs, result, interface.loss is not None)
             except AttributeError:
                 refuse_lost(self.plan, self.number, module)
                 raise

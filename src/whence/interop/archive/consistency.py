@@ -4,8 +4,10 @@ from collections.abc import Iterator, Set
 
 import torch
 
+from whence._torch.pytrees import TreeSpec, tree_unflatten
 from whence.interop.archive.records.checked import Unreadable
 from whence.program import Calls, Convention, Named, Program, Structure
+from whence.program.arguments.containers import containers_in, containers_of
 from whence.program.guards.guards import Guards
 from whence.program.node_records import record_of
 from whence.program.wellformed import faults
@@ -83,6 +85,8 @@ def _of_convention(program: Program) -> Iterator[str]:
         yield "an argument is named that is not there"
     if [row.path for row in program.signature.inputs_of(InputKind.USER)] != list(convention.paths):
         yield "the arguments are not the inputs of the program"
+    if convention.returned and not _are_there(convention.returned, spec, program.result.spec):
+        yield "a container is named that is not there"
     sizes = convention.sizes
     if sizes is None:
         return
@@ -150,6 +154,13 @@ def _of_modules(program: Program) -> Iterator[str]:
         held += [name for _, name, _ in record.buffers]
         if not {*held} - {None} <= known:
             yield f"{record.path} holds a tensor that is no state of the program"
+
+
+def _are_there(returned: tuple[tuple[str, str], ...], arguments: TreeSpec, result: TreeSpec) -> bool:
+    given = containers_in(tree_unflatten(range(arguments.num_leaves), arguments))
+    made = containers_of(tree_unflatten(range(result.num_leaves), result))
+    here, there = ({each.path for each in found} for found in (given, made))
+    return here.issuperset(row[0] for row in returned) and there.issuperset(row[1] for row in returned)
 
 
 def _of_guards(guards: Guards, convention: Convention) -> Iterator[str]:

@@ -36,6 +36,7 @@ from whence.program.arguments.binding import (
     binding_faults,
     spelling_of,
 )
+from whence.program.arguments.containers import handed_back
 from whence.program.arguments.fitting import ArgumentFault, ExpectedLeaves, Misfit, refusal
 from whence.program.arguments.open_sizes import Sizes, sizes_within
 from whence.program.signature import Part, describe
@@ -56,7 +57,8 @@ class Convention:
     are the paths of those whose strides the model asked for. `sizes` says
     which sizes may vary, and how far; None where all are those of the capture. Of an exported program
     `limits` are the smallest and largest value of every size that it left open, by its symbol, and `adapter`
-    makes the leaves of another structure fit.
+    makes the leaves of another structure fit. `returned` are containers that the callable changes and gives
+    back: where each is in the arguments, and where in the result.
     """
 
     spec: TreeSpec
@@ -69,6 +71,7 @@ class Convention:
     sizes: Sizes | None = None
     limits: Mapping[str, Limits] = field(default_factory=dict)
     adapter: Adapter | None = None
+    returned: tuple[tuple[str, str], ...] = ()
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order; raises `CallError` naming every misfit."""
@@ -109,6 +112,14 @@ class Convention:
         if not same_structure(spec, self.spec):
             raise self._other_structure(_shape_of(spec, flat))
         return flat
+
+    def handed_back(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, has_loss: bool) -> Any:
+        """A result, in which containers that were given and changed are themselves, and changed."""
+        if not self.returned:
+            return result
+        arguments = self.spelling(len(args), tuple(kwargs)).arranged(args, kwargs)
+        before = "[1]" if has_loss else ""
+        return handed_back({here: before + there for here, there in self.returned}, arguments, result)
 
     def is_flat(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call has the captured structure, and that nests nothing: most calls have, and to flatten

@@ -165,6 +165,7 @@ def _convention(
         same=repeated_positions([id(x) if isinstance(x, Tensor) else None for x in example.leaves]),
         reads_memory=any(map(reads_memory, _targets(recorded.session.recorder.graph))),
         layouts=frozenset(path for path, node in nodes if node.name in layouts_read),
+        returned=recorded.returned,
     )
 
 

@@ -7,16 +7,17 @@ constants, and of an object what those of its methods spell that the code may ca
 import sys
 import threading
 from argparse import Namespace
-from collections import Counter, defaultdict, deque
+from collections import ChainMap, Counter, UserDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from enum import Enum
-from functools import _lru_cache_wrapper, partial
+from functools import _lru_cache_wrapper, partial, partialmethod
 from operator import itemgetter
 from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -26,30 +27,31 @@ from typing import Any, NamedTuple
 from weakref import ref
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from whence._torch.files import is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
 from whence._torch.record.recorder import FakeTensor
-from whence.dependence.code import behind, codes_in, function_in, names_in
+from whence.dependence.code import behind, codes_in, defaults_of, function_in, names_in
 from whence.dependence.snapshots import Saved, is_container, save
 from whence.dependence.values import content_of, is_constant
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
 
-_NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator, FunctionType, BaseException, Enum)
+_NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseException, Enum)
 Step = Callable[[Any], Any]
 _HOLDING = (list, tuple, dict, set, frozenset)
 _ACCUMULATING = (defaultdict, Counter)
 _SEQUENCES = (list, tuple, deque)
+_MAPPINGS = (dict, MappingProxyType, ChainMap, UserDict)
 _OF_CLASSES = (FunctionType, property, staticmethod, classmethod)
-"""What methods are; who has them is looked at."""
-_CALLING = (MethodType, partial, _lru_cache_wrapper)
+_CALLING = (MethodType, partial, partialmethod, _lru_cache_wrapper, ref)
 _IMPLIED = frozenset(
     (
         *("__call__", "__enter__", "__exit__", "__iter__", "__next__", "__getitem__", "__getattr__"),
-        *("__len__", "__contains__", "__bool__", "__float__", "__int__", "forward", "backward"),
+        *("__len__", "__contains__", "__bool__", "__float__", "__int__", "__index__", "__get__", "__eq__"),
+        *("__lt__", "__le__", "__gt__", "__ge__", "__mul__", "__rmul__", "forward", "backward"),
     )
 )
 """Methods that code calls without naming them."""
@@ -58,25 +60,33 @@ _FAR, _MANY = 6, 64
 
 
 class CodeWords(NamedTuple):
-    """The names that code looks up, and the constants by which it may ask for entries."""
+    """The names that code looks up, and the constants by which it may ask for entries.
+
+    `asked` are names of attributes that may be absent: code has them as text, and asks for them so.
+    """
 
     names: frozenset[str]
     keys: frozenset[Any]
+    asked: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, code: CodeType) -> "CodeWords":
         """What a code spells, and the functions written inside it."""
         inner = list(codes_in(code))
-        keys = (each for part in inner for each in part.co_consts if type(each) in (str, int))
-        return cls(frozenset[str]().union(*map(names_in, inner)), frozenset(keys))
+        keys = frozenset(each for part in inner for each in part.co_consts if type(each) in (str, int))
+        names = frozenset[str]().union(*map(names_in, inner))
+        texts = (key for key in keys if type(key) is str and key.isidentifier())
+        asks = not names.isdisjoint(("hasattr", "getattr"))
+        return cls(names, keys, frozenset(texts) if asks else frozenset())
 
     def and_held(self, held: frozenset[Any]) -> "CodeWords":
         """What code spells, and texts and numbers by which it may look up that it holds."""
-        return CodeWords(self.names.union(text for text in held if type(text) is str), self.keys | held)
+        texts = frozenset(text for text in held if type(text) is str)
+        return CodeWords(self.names | texts, self.keys | held, self.asked)
 
     def with_(self, other: "CodeWords") -> "CodeWords":
         """What two codes spell."""
-        return CodeWords(self.names | other.names, self.keys | other.keys)
+        return CodeWords(self.names | other.names, self.keys | other.keys, self.asked | other.asked)
 
 
 @dataclass(frozen=True)
@@ -95,11 +105,18 @@ class _Row:
 
 
 class NamedValues:
-    """Collects values; `is_user` knows the user's code, and `is_inside` what is looked at elsewhere."""
+    """Collects values; `is_user` knows the user's code, `is_inside` what is looked at elsewhere, and `is_put`
+    what is there for the run alone."""
 
-    def __init__(self, is_user: Callable[[CodeType], bool], is_inside: Callable[[object], bool]) -> None:
+    def __init__(
+        self,
+        is_user: Callable[[CodeType], bool],
+        is_inside: Callable[[object], bool],
+        is_put: Callable[[object], bool],
+    ) -> None:
         self._is_user = is_user
         self._is_inside = is_inside
+        self._is_put = is_put
         self._rows: list[_Row] = []
         self._seen: dict[object, object] = {}
         self._own: dict[tuple[type, CodeWords], CodeWords] = {}
@@ -112,15 +129,17 @@ class NamedValues:
     def walk(self, found: Outside, code: CodeType, spelling: CodeWords, left: int = _FAR) -> None:
         """Note a value that decides by itself; of any other, what the code spells of it."""
         value = found.value
-        if _is_of_run(value):
+        if is_of_run(value) or self._is_put(value):
             return
-        if is_plain(value) or self._stands_alone(found):
+        is_whole = is_plain(value)
+        if is_whole or (found.way and _says_what_it_is(value)) or self._stands_alone(found):
             self._note(found, _beginning(code))
-        elif left and self._is_entered(value) and self._is_new((id(value), spelling), value):
+        if not is_whole and left and self._is_entered(value) and self._is_new((id(value), spelling), value):
             spelling = self._with_methods(value, spelling)
+            if (function := _function_behind(value)) is not None:
+                spelling = spelling.with_(CodeWords.of(function.__code__))
             for part in _parts(found, spelling):
-                if part.value is not NOTHING:
-                    self.walk(part, code, spelling, left - 1)
+                self.walk(part, code, spelling, left - 1)
 
     def module(self, module: ModuleType, code: CodeType, spelling: CodeWords) -> None:
         """A file of the user's that code imports, by its name each time."""
@@ -139,16 +158,14 @@ class NamedValues:
             self.add(found, source)
 
     def _stands_alone(self, found: Outside) -> bool:
-        """Whether a value is a function that closes over nothing: it says all by what it is.
-
-        One that is not the user's stays what it is, but there may be another one in its place.
-        """
+        """Whether a value is a function, in whose place there may be another one; where nothing can be, it is
+        compared if it is the user's and closes over nothing."""
         value = found.value
         if type(value) is BuiltinFunctionType:
             is_free = value.__self__ is None or isinstance(value.__self__, ModuleType | type)
             return is_free and bool(found.way)
-        is_free = type(value) is FunctionType and not value.__closure__
-        return is_free and (bool(found.way) or self._is_user(value.__code__))
+        is_free = type(value) is FunctionType and not value.__closure__ and self._is_user(value.__code__)
+        return is_free or (isinstance(value, _OF_CLASSES) and bool(found.way))
 
     def _is_entered(self, value: object) -> bool:
         return not issubclass(type(value), _NOT_ENTERED) and not self._is_inside(value)
@@ -167,7 +184,7 @@ class NamedValues:
         return known
 
 
-def _is_of_run(value: object) -> bool:
+def is_of_run(value: object) -> bool:
     """Whether a run has put it there: a tensor of its own, alone or in a container, not to be kept alive."""
     kind = type(value)
     if not issubclass(kind, (dict, *_SEQUENCES)):
@@ -177,7 +194,9 @@ def _is_of_run(value: object) -> bool:
 
 
 def _with_methods(kind: type, spelling: CodeWords) -> CodeWords:
-    written = [base for base in kind.__mro__ if is_observable(base) and not is_library(base.__module__)]
+    meta: type = type(kind)
+    bases = (*kind.__mro__, *meta.__mro__)
+    written = [base for base in bases if is_observable(base) and not is_library(base.__module__)]
     waiting = {name: held for base in reversed(written) for name, held in vars(base).items()}
     called = [name for name in waiting if name in _IMPLIED or name in spelling.names]
     while called:
@@ -196,18 +215,53 @@ def _parts(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
         yield from (_of_module(found, name) for name in names)
     elif issubclass(kind, type):
         yield from _of_class(value, spelling)
+    elif issubclass(kind, _OF_CLASSES):
+        yield from _of_function(found, spelling)
     elif isinstance(value, _CALLING):
-        yield from (Outside(found.path, part, (), part) for part in behind(value))
+        for position, part in enumerate(_behind(value)):
+            step = partial(part_behind, position=position)
+            path = f"{found.path}{_access_behind(value, position)}"
+            yield Outside(path, found.root, (*found.way, step), part)
     else:
-        if _goes_as_pythons(kind):
+        if _goes_as_pythons(kind) or issubclass(kind, _MAPPINGS):
             yield from _entries(found, spelling)
         if _has_attributes(kind):
-            owner = found.path.removeprefix("global ").removeprefix("closure ")
-            for name in sorted(spelling.names):
-                way: tuple[Step, ...] = (*found.way, partial(held_attribute, name=name))
-                held = held_attribute(value, name)
-                if type(held) not in _OF_CLASSES:
-                    yield Outside(f"{owner}.{name}", found.root, way, held)
+            yield from _of_object(found, spelling)
+
+
+def _of_function(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
+    """What a function has as attributes; the table of its overloads is entered whatever code spells."""
+    function = function_in(found.value)
+    for name, held in sorted(vars(function).items()) if function is not None else ():
+        if name in spelling.names or type(held) is MappingProxyType:
+            way: tuple[Step, ...] = (*found.way, partial(held_attribute, name=name))
+            yield Outside(f"{found.path}.{name}", found.root, way, held)
+            if type(held) is MappingProxyType:
+                yield Outside(f"the keys of {found.path}.{name}", found.root, (*way, tuple), tuple(held))
+
+
+def _of_object(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
+    """Attributes of an object, and the methods of its class."""
+    owner = found.path.removeprefix("global ").removeprefix("closure ")
+    for name in sorted(spelling.names):
+        held = held_attribute(found.value, name)
+        if isinstance(held, _OF_CLASSES) and name not in own_attributes(found.value):
+            continue
+        if held is not NOTHING or name in spelling.asked:
+            yield Outside(
+                f"{owner}.{name}", found.root, (*found.way, partial(held_attribute, name=name)), held
+            )
+    yield from _methods(type(found.value), spelling)
+
+
+def _methods(kind: type, spelling: CodeWords) -> Iterator[Outside]:
+    """What code calls of the instances of a class, where it or a base of it is the user's; modules are
+    looked at elsewhere."""
+    written = [base for base in kind.__mro__ if is_observable(base) and not is_library(base.__module__)]
+    for base in written if not issubclass(kind, nn.Module) else ():
+        for name in sorted(vars(base).keys() & (_IMPLIED | spelling.names)):
+            if isinstance(held := vars(base)[name], _OF_CLASSES):
+                yield Outside(f"{base.__name__}.{name}", base, (partial(held_attribute, name=name),), held)
 
 
 def _of_module(found: Outside, name: str) -> Outside:
@@ -230,11 +284,13 @@ def _of_class(kind: type, spelling: CodeWords) -> Iterator[Outside]:
     """The attributes of a class of the user's, and of a class that makes such."""
     if not is_observable(kind) or is_library(kind.__module__) or issubclass(kind, (BaseException, Enum)):
         return
+    is_filled = issubclass(kind, nn.Module) or is_dataclass(kind)  # by instances, which are looked at
     for name in sorted(spelling.names):
-        way: tuple[Step, ...] = (partial(held_attribute, name=name),)
         held = class_attribute(kind, name)
-        if type(held) not in _OF_CLASSES:
-            yield Outside(f"{kind.__name__}.{name}", kind, way, held)
+        if held is not NOTHING and not isinstance(held, _OF_CLASSES) and not (held is None and is_filled):
+            yield Outside(f"{kind.__name__}.{name}", kind, (partial(held_attribute, name=name),), held)
+    yield from _methods(kind, spelling)
+    yield from _methods(type(kind), spelling)
     if not is_library(type(kind).__module__):
         yield Outside(type(kind).__name__, type(kind), (), type(kind))
 
@@ -242,18 +298,29 @@ def _of_class(kind: type, spelling: CodeWords) -> Iterator[Outside]:
 def _entries(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     """The entries of a container: those that code spells, and of others what holds something itself."""
     held = found.value
-    if isinstance(held, dict):
-        pairs: Any = dict.items(held)
+    if isinstance(held, _MAPPINGS):
+        pairs: Any = dict.items(held) if isinstance(held, dict) else held.items()
     elif isinstance(held, _SEQUENCES):
         pairs = enumerate(held)
     else:
         return
+    if isinstance(held, dict) and len(found.way) <= 1 and _goes_through(held, spelling):
+        yield Outside(f"the keys of {found.path}", found.root, (*found.way, tuple), tuple(held))
+    is_noted = _says_what_it_is(held)
     for position, (key, value) in enumerate(list(pairs)):
+        if is_noted and type(value) in PLAIN:
+            continue
         is_spelled = key in spelling.keys if type(key) in (str, int) else False
         if not is_spelled and isinstance(held, _SEQUENCES):
             is_spelled = key - len(held) in spelling.keys
         if is_spelled or (position < _MANY and type(value) not in PLAIN and not isinstance(value, Tensor)):
             yield Outside(f"{found.path}[{key!r}]", found.root, (*found.way, itemgetter(key)), value)
+
+
+def _goes_through(held: dict[Any, Any], spelling: CodeWords) -> bool:
+    """Whether code may ask for all entries; a registry under keys of its own grows with every model."""
+    asks = not spelling.names.isdisjoint(("items", "values", "keys"))
+    return asks and 0 < len(held) <= _MANY and all(isinstance(key, str) for key in held)
 
 
 def held_attribute(thing: Any, name: str) -> Any:
@@ -265,6 +332,45 @@ def held_attribute(thing: Any, name: str) -> Any:
     if held is NOTHING:
         held = class_attribute(type(thing), name)
     return held.__get__(thing) if type(held) is MemberDescriptorType else held
+
+
+def _access_behind(thing: Any, position: int) -> str:
+    """How a person reads it; what is called says itself what it is."""
+    if not position:
+        return ""
+    if not isinstance(thing, partial | partialmethod):
+        return ".__self__"
+    keywords = [f".keywords[{name!r}]" for name in thing.keywords]
+    return [*(f".args[{at}]" for at, _ in enumerate(thing.args)), *keywords][position - 1]
+
+
+def part_behind(thing: Any, position: int) -> Any:
+    """One of what is behind a callable; raises `LookupError` where something else has taken its place."""
+    return _behind(thing)[position]
+
+
+def _behind(thing: Any) -> tuple[Any, ...]:
+    return (thing(),) if isinstance(thing, ref) else behind(thing)
+
+
+def default_of(function: FunctionType, default: int) -> Any:
+    """One of the defaults of its arguments; raises `LookupError` where it has fewer now."""
+    return defaults_of(function)[default]
+
+
+def _function_behind(value: Any) -> FunctionType | None:
+    """The function that a method is, or that is called with what else there is."""
+    if isinstance(value, MethodType | partialmethod):
+        return function_in(value.__func__ if isinstance(value, MethodType) else value.func)
+    return None
+
+
+def _says_what_it_is(value: Any) -> bool:
+    """Whether another one in its place decides, whatever it holds: a class, nothing yet, or a row of things
+    that are not numbers."""
+    if value is None or value is NOTHING or isinstance(value, type):
+        return True
+    return type(value) in _SEQUENCES and len(value) <= _MANY and not any(map(is_of_run, value))
 
 
 def is_plain(value: object) -> bool:

@@ -115,6 +115,10 @@ class ImpureCalls:
             self._names.append((partial(namespace.get, name), lambda _: namespace.pop(name), None, TYPE))
         return namespace.get(name) is TYPE
 
+    def is_put(self, value: object) -> bool:
+        """Whether a value stands under a name for what was there, and will be again."""
+        return any(announced is value for *_, announced in self._names)
+
     def held(self, value: object) -> bool:
         """Whether a value is one of these that an object holds, where nothing can be put in its place: it is
         taken for called."""

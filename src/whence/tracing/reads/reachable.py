@@ -27,7 +27,16 @@ from whence._torch.files import is_library
 from whence._torch.observe.attribute_reads import NOTHING, is_observable
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
 from whence._torch.record.recorder import FakeTensor
-from whence.dependence.code import BY_TEXT, behind, codes_in, function_in, globals_in, imported, names_in
+from whence.dependence.code import (
+    BY_TEXT,
+    behind,
+    codes_in,
+    defaults_of,
+    function_in,
+    globals_in,
+    imported,
+    names_in,
+)
 from whence.dependence.snapshots import (
     ATTRIBUTES,
     CACHED,
@@ -46,7 +55,7 @@ from whence.dependence.snapshots import (
 from whence.errors import Place, SideEffect
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
-from whence.tracing.reads.named_values import CodeWords, NamedValues, held_attribute, is_plain
+from whence.tracing.reads.named_values import CodeWords, NamedValues, default_of, held_attribute, is_plain
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
 
 _ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)
@@ -90,7 +99,7 @@ class Reachable:
         self.readers: dict[int, Reader] = {}
         self.sources = sources
         self.names = set[str]()
-        self._named = NamedValues(is_user, is_inside)
+        self._named = NamedValues(is_user, is_inside, sources.is_put)
         self._owned: list[tuple[Saved, Source]] = []
         self._imports: list[tuple[FunctionType, CodeWords]] = []
         self._is_user = is_user
@@ -161,7 +170,7 @@ class Reachable:
             if name != "__class__" and self._is_new(id(cell), cell) and not self.sources.closed_over(cell):
                 for row in self._save(name, cell, (code, name)):
                     self._follow(row.before, name, (code, name), names, depth - 1)
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        for value in defaults_of(function):
             self._follow(value, f"a default argument of {path}", (code, path), names, depth - 1)
         if depth > _DEEP - _NEAR:
             for module in imported(code, function.__globals__):
@@ -179,9 +188,10 @@ class Reachable:
             way = (attrgetter("cell_contents"),)
             if name != "__class__" and (held := content_of_cell(cell)) is not NOTHING:
                 self._named.walk(Outside(f"closure {name}", cell, way, held), code, spelling)
-        for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        for position, value in enumerate(defaults_of(function)):
             if type(value) not in PLAIN and not isinstance(value, Tensor):
-                self._walk(f"a default argument of {path}", value, code)
+                where, step = f"a default argument of {path}", partial(default_of, default=position)
+                self._named.walk(Outside(where, function, (step,), value), code, spelling)
         self._imports.append((function, spelling))
 
     def _walk(self, path: str, value: object, code: CodeType) -> None:

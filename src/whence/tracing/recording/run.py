@@ -30,6 +30,7 @@ from whence._torch.sizes.symbols import SYMBOLIC, fake_mode_of, is_symbolic, num
 from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of, sizes_are_known
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
 from whence.errors import InvalidLoss, Place, UnsupportedInput
+from whence.program.arguments.containers import containers_in
 from whence.program.arguments.convention import parts_in
 from whence.program.names import state_name
 from whence.program.signature import Input, Part
@@ -40,6 +41,7 @@ from whence.tracing.recording.backward import Backward, differentiate
 from whence.tracing.recording.data_dependence import INPUT, formula_decides
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.session import Session, new_session
+from whence.tracing.replay.objections import ResultOpened
 from whence.tracing.replay.records.rehearsal import rehearsed
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.leftovers import RunValues
@@ -53,7 +55,8 @@ from whence.tracing.sandbox.module_snapshot import (
 from whence.tracing.sandbox.side_effects import SideEffects
 from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.source_lines import SourceFinder, beginning_of
-from whence.tracing.target.changed_containers import containers_in, refuse_changes
+from whence.tracing.target.caches import open_caches
+from whence.tracing.target.changed_containers import changed_and_returned
 from whence.tracing.target.eligibility import refuse_kinds
 from whence.tracing.target.example import REGISTER, Example, is_plain_constant
 from whence.tracing.target.loss_state import tensors_of_loss
@@ -85,8 +88,9 @@ class Recorded:
     """One finished run: the log, and which nodes are results, tangents and gradients.
 
     `reassigned` pairs the placeholder of a buffer with the node that replaced it. `rows` are inputs of other
-    kinds, `kept` outputs beside the results. A run that `is_step` has no half that is the forward: what it
-    leaves is what there is at the end.
+    kinds, `kept` outputs beside the results. `returned` are containers of the arguments that the model
+    changed and gave back. A run that `is_step` has no half that is the forward: what it leaves is what there
+    is at the end.
     """
 
     session: Session
@@ -99,6 +103,7 @@ class Recorded:
     backward: Backward = field(default_factory=Backward)
     rows: tuple[tuple[Input, fx.Node], ...] = ()
     kept: tuple[PutValue, ...] = ()
+    returned: tuple[tuple[str, str], ...] = ()
     is_step: bool = False
 
 
@@ -199,9 +204,9 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
         if callable(backward):
             run.reads.reachable.loss(backward)
         result = run_subject(session, subject, prepared.arguments)
-        refuse_changes(subject, given, result)
+        returned = changed_and_returned(subject, given, result)
         loss = _loss(session, backward, result) if callable(backward) else None
-        recorded = forward_half(session, subject, prepared, result)
+        recorded = replace(forward_half(session, subject, prepared, result), returned=returned)
         if backward is True:
             refuse_returned_parameters(subject, prepared, recorded.result_nodes)
         if backward:
@@ -396,12 +401,13 @@ def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
     ]
     if not lost:
         return
+    if open_caches(lost):
+        raise ResultOpened
     kinds = " and a ".join(dict.fromkeys(type(leaf).__name__ for leaf in lost))
     raise UnsupportedInput(
         f"{subject.name} returned a {kinds}",
         where=subject.place,
         why="a result is a tensor, a constant, or a container that pytree knows; tensors in other objects "
         "would be lost",
-        remedy=f"return tensors in a tuple or a dict, or {REGISTER}; caches of "
-        "transformers are containers after whence.register_caches(), and left out with use_cache=False",
+        remedy=f"return tensors in a tuple or a dict, or {REGISTER}",
     )

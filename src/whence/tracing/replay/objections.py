@@ -25,6 +25,13 @@ class CompositeOpened(Doubt):
     """The model uses what a composite operator is made of: the capture begins again and takes all apart."""
 
 
+class ResultOpened(Doubt):
+    """A result has become a container of tensors: the capture begins again, and looks into it everywhere."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "a result is a container now")
+
+
 class Objections:
     """Collects doubts about records that were used, and faults of the calls that are being watched.
 

@@ -19,7 +19,7 @@ from whence.tracing.answers import Answers, with_eager_answers
 from whence.tracing.assembling.assemble import finished
 from whence.tracing.decisions import DECIDES, with_decisions
 from whence.tracing.recording.partial import keeping_what_was_recorded
-from whence.tracing.replay.objections import Doubt
+from whence.tracing.replay.objections import Doubt, ResultOpened
 from whence.tracing.replay.reuse import Reuse
 from whence.tracing.sandbox.attempt import attempted
 from whence.tracing.sandbox.undo import Interrupts
@@ -70,6 +70,8 @@ def _captured_once(
             wish = found.assumed
         except HostFound as found:
             wish = replace(wish, host=found.assumed)
+        except ResultOpened:
+            continue
         except Doubt as doubt:
             wish = replace(wish, reuse=wish.reuse.but_for(doubt.kind, doubt.why), host=HostAssumptions())
         except RateRead:

@@ -4,6 +4,7 @@ Which variables a function uses is read off its code. Which attributes it reads 
 holds, is seen while it runs. Of a container all entries count.
 """
 
+import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import replace
@@ -12,11 +13,12 @@ from enum import Enum
 from functools import partial
 from logging import Logger
 from numbers import Number
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
+    MappingProxyType,
     MemberDescriptorType,
     MethodType,
     ModuleType,
@@ -27,11 +29,21 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from whence._torch.observe.attribute_reads import NOTHING, ReadObserver, class_attribute, own_attributes
+from whence._torch.files import is_library
+from whence._torch.observe.attribute_reads import (
+    NOTHING,
+    ReadObserver,
+    class_attribute,
+    is_observable,
+    own_attributes,
+)
 from whence._torch.plain_values import PLAIN_IN_WHOLE
+from whence.dependence.code import defaults_of, function_in, names_in
 from whence.dependence.snapshots import CONTAINERS, VARIABLE, Saved, is_iterator
+from whence.dependence.values import content_of
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Outside
+from whence.tracing.reads.named_values import default_of, held_attribute
 from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.steps.enclosed_state import (
     Enclosed,
@@ -51,6 +63,7 @@ _LEFT = (nn.Module, nn.Parameter, Optimizer, ModuleType, Logger)
 """What is the model's, or compared elsewhere, or decides nothing."""
 _CALLED = (BuiltinFunctionType, type, partial)
 _SEQUENCES = (list, tuple, deque)
+_MAPPINGS = (dict, MappingProxyType)
 _MOST = 10_000
 """Entries of a container that are compared; of a larger one it is how many there are."""
 _AS_HELD = (FunctionType, MemberDescriptorType, staticmethod, classmethod)
@@ -92,7 +105,9 @@ def _is_iterator(value: Any) -> bool:
 
 
 def _extent(held: Any) -> Extent:
-    return Extent(type(held), tuple(held) if isinstance(held, dict) and len(held) <= _MOST else len(held))
+    return Extent(
+        type(held), tuple(held) if isinstance(held, _MAPPINGS) and len(held) <= _MOST else len(held)
+    )
 
 
 def _extent_but_for(keys: Set[Any], held: Any) -> Extent:
@@ -102,7 +117,7 @@ def _extent_but_for(keys: Set[Any], held: Any) -> Extent:
 
 def _is_unchanged(row: Outside) -> bool:
     now = row.now()
-    return now is row.value or (isinstance(now, (Extent, frozenset)) and now == row.value)
+    return now is row.value or (isinstance(now, (bytes, tuple, frozenset)) and now == row.value)
 
 
 class OutsideReads:
@@ -127,6 +142,7 @@ class OutsideReads:
         self._places: dict[int, Outside] = {}
         self._rows: dict[tuple[int, str], Outside] = {}
         self._functions: dict[CodeType, FunctionType] = {}
+        self._classes = set[tuple[type, CodeType]]()
         self._packages = {_package(function) for call in self._calls for function in functions_of(call)}
 
     def begin(self, inputs: Iterable[Tensor]) -> None:
@@ -198,22 +214,29 @@ class OutsideReads:
             self._enclosed.reach(way.path, value)
         if issubclass(kind, (*_PLAIN, Tensor)):
             self._note(value, way)
+        elif content_of(value) is not None:
+            self._note(content_of(value), replace(way, way=(*way.way, content_of)))
         elif issubclass(kind, FunctionType):
             self._note(value, way)
             self._follow(value)
         elif issubclass(kind, MethodType):
             self._look(value.__self__, _attribute(way, "__self__"))
             self._follow(value.__func__)
-        elif issubclass(kind, (set, frozenset)):
+        else:
+            self._look_inside(value, way, around)
+        if not issubclass(kind, (*_PLAIN, *_SEQUENCES, FunctionType, MethodType, Tensor)):
+            self._watch(value, way)
+
+    def _look_inside(self, value: Any, way: Outside, around: tuple[int, ...]) -> None:
+        kind = type(value)
+        if issubclass(kind, (set, frozenset)):
             if all(issubclass(type(member), _PLAIN) for member in value):
                 self._note(frozenset(value), replace(way, way=(*way.way, frozenset)))
-        elif issubclass(kind, (dict, *_SEQUENCES)) and id(value) not in around:
+        elif issubclass(kind, (*_MAPPINGS, *_SEQUENCES)) and id(value) not in around:
             self._look_into(value, way, (*around, id(value)))
         elif issubclass(kind, SimpleNamespace) and id(value) not in around:
             for name, held in vars(value).items():
                 self._look(held, _attribute(way, name), (*around, id(value)))
-        if not issubclass(kind, (*_PLAIN, *_SEQUENCES, FunctionType, MethodType, Tensor)):
-            self._watch(value, way)
 
     def _taken_from(self, way: Outside) -> UnsupportedStep:
         return UnsupportedStep(
@@ -224,7 +247,7 @@ class OutsideReads:
         )
 
     def _look_into(self, held: Any, way: Outside, around: tuple[int, ...]) -> None:
-        keys: Sequence[Any] = list(held) if isinstance(held, dict) else range(len(held))
+        keys: Sequence[Any] = list(held) if isinstance(held, _MAPPINGS) else range(len(held))
         if not all(issubclass(type(key), _PLAIN) for key in keys):
             return
         put = frozenset(key for key in keys if isinstance(held, dict) and is_stand_in(held[key]))
@@ -251,8 +274,34 @@ class OutsideReads:
             self._look(row.before, way)
             if isinstance(row.before, ModuleType):
                 self._look_at_module(row.before, way, function.__code__)
+            elif isinstance(row.before, type):
+                self._look_at_class(row.before, function.__code__)
+        for way in _of_function(function):
+            self._look(way.value, way)
+
+    def _look_at_class(self, kind: type, code: CodeType) -> None:
+        """What a class of the user's has, and what else that reads which code may call of it."""
+        if not is_observable(kind) or is_library(kind.__module__) or issubclass(kind, _LEFT):
+            return
+        if (kind, code) in self._classes:
+            return
+        self._classes.add((kind, code))
+        for name in sorted(names_in(code)):
+            way = Outside(f"{kind.__name__}.{name}", kind, (partial(held_attribute, name=name),), None)
+            held = class_attribute(kind, name)
+            if (function := function_in(held)) is not None:
+                self._note(
+                    held,
+                    Outside(f"{kind.__name__}.{name}", kind, (partial(held_attribute, name=name),), held),
+                )
+                self._look_at_class(kind, function.__code__)
+            elif held is not NOTHING:
+                way = Outside(f"{kind.__name__}.{name}", kind, (partial(held_attribute, name=name),), None)
+                self._look(held, way)
 
     def _is_watched(self, row: Saved) -> bool:
+        if self._sources.is_put(row.before):
+            return True
         if row.kind is VARIABLE:
             return self._sources.named(row.thing.namespace, row.thing.name)
         return self._sources.closed_over(row.thing)
@@ -268,6 +317,21 @@ def _package(held: FunctionType | type) -> str:
     """Where its code is; a decorator calls itself as what it is around."""
     name = held.__module__ if isinstance(held, type) else held.__globals__.get("__name__")
     return str(name).partition(".")[0]
+
+
+def _of_function(function: FunctionType) -> Iterator[Outside]:
+    """Its defaults, attributes of its own that its code names, and what it asks the environment for."""
+    code = function.__code__
+    last = code.co_argcount - len(function.__defaults__ or ())
+    names = (*code.co_varnames[last : code.co_argcount], *(function.__kwdefaults__ or {}))
+    for position, (name, value) in enumerate(zip(names, defaults_of(function), strict=True)):
+        yield Outside(name, function, (partial(default_of, default=position),), value)
+    for name in sorted(names_in(code) & vars(function).keys()):
+        yield Outside(f"{function.__name__}.{name}", function, (attrgetter(name),), vars(function)[name])
+    if not names_in(code).isdisjoint(("environ", "getenv")):
+        for name in (text for text in code.co_consts if isinstance(text, str) and text.isupper()):
+            way = (methodcaller("get", name),)
+            yield Outside(f"os.environ[{name!r}]", os.environ, way, os.environ.get(name))
 
 
 def _way_to(variable: Saved) -> Outside:

@@ -15,6 +15,7 @@ from whence._torch.observe.training_steps import engine_code, observed_step
 from whence._torch.pytrees import tree_flatten, tree_unflatten
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, SideEffect, UnsupportedStep
+from whence.program.arguments.containers import containers_in
 from whence.program.arguments.optimizer_arguments import (
     EVERYWHERE,
     OWN,
@@ -65,7 +66,7 @@ from whence.tracing.steps.host.memory import refuse_alias
 from whence.tracing.steps.optimizer import RATE, OptimizerEntry, Optimizing, optimizer_restored, own_states
 from whence.tracing.steps.outside_values import OutsideReads
 from whence.tracing.steps.session import GradientRead, StepSession, new_step_session
-from whence.tracing.target.changed_containers import containers_in, refuse_changes
+from whence.tracing.target.changed_containers import changed_and_returned
 from whence.tracing.target.eligibility import refuse_kinds
 from whence.tracing.target.example import Example
 from whence.tracing.target.placeholders import Prepared, refuse_own_parameters, refuse_turned
@@ -190,8 +191,8 @@ def _run(
         if session.step.scheduling.calls:
             leaves, spec = tree_flatten(result)
             result = tree_unflatten([*map(session.step.scheduling.deferred, leaves)], spec)
-        refuse_changes(subject, given, result)
-        recorded = forward_half(session, subject, prepared, result)
+        returned = changed_and_returned(subject, given, result)
+        recorded = replace(forward_half(session, subject, prepared, result), returned=returned)
         session.replay.check(recorded.result_nodes)
     return taken, recorded
 

@@ -1,6 +1,7 @@
 """Caches of transformers as containers of tensors, so that a capture can take them and give them back."""
 
 import importlib
+from collections.abc import Iterable
 from typing import Any
 
 from whence._torch.pytrees import GetAttrKey, SequenceKey, is_container, register_container
@@ -21,12 +22,12 @@ _LAYERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def register_caches() -> tuple[str, ...]:
     """Let captured models take and return transformers' `DynamicCache`, `StaticCache`, `EncoderDecoderCache`.
 
-    It registers them with `torch.utils._pytree`, for the process, unless somebody has done so; call it before
-    `capture`. In a program a cache is its tensors: `kwargs['past_key_values'].layers[0].keys`. Layers with a
-    sliding window count the tokens in a whole number, which is an input of its own and may vary. A captured
-    model gives the new cache back and leaves the one that was passed as it was, but for tensors that it
-    writes in place, as a static cache does. Returns the names of the classes that were registered. Raises
-    `UsageError` without transformers.
+    It registers them with `torch.utils._pytree`, for the process, unless somebody has done so. A capture that
+    is given one, or that returns one, does it by itself; a process that loads a file calls it first. In a
+    program a cache is its tensors: `kwargs['past_key_values'].layers[0].keys`. Layers with a sliding window
+    count the tokens in a whole number, which is an input of its own and may vary. A captured model
+    changes the cache that it is given, and gives it back, as the original does. Returns the names of the
+    classes that were registered. Raises `UsageError` without transformers.
     """
     try:
         found: Any = importlib.import_module("transformers.cache_utils")
@@ -36,6 +37,13 @@ def register_caches() -> tuple[str, ...]:
     for name in new:
         register_container(getattr(found, name), *_CONTAINERS[name])
     return tuple(new)
+
+
+def open_caches(leaves: Iterable[Any]) -> bool:
+    """Make containers of the caches among these leaves; False where there is none."""
+    kinds = {(type(leaf).__module__, type(leaf).__name__) for leaf in leaves}
+    there = any(("transformers.cache_utils", name) in kinds for name in _CONTAINERS)
+    return there and bool(register_caches())
 
 
 def _flattened(cache: Any) -> tuple[list[tuple[Any, Any]], Any]:

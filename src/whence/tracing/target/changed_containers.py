@@ -1,48 +1,28 @@
-"""Containers that a model is given, and changes: a program cannot, for it sees only what they hold."""
+"""Containers that a model is given, and changes: a program changes those that come back with the result."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
-
-from torch import Tensor
 
 from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.pytrees import children_of
 from whence.errors import Fault, SideEffect
+from whence.program.arguments.containers import Container, containers_of, is_changeable
 from whence.tracing.target.subject import Subject
 
 _SHOWN = 4
-_Children = tuple[tuple[str, Any], ...]
 
 
-@dataclass(frozen=True)
-class Container:
-    """Something inside an argument that holds others, and what it held: each with the access to it.
+def changed_and_returned(
+    subject: Subject, given: Sequence[Container], result: Any
+) -> tuple[tuple[str, str], ...]:
+    """The containers that hold something else now: where each was given, and where it is in the result.
 
-    `around` are the identities of the containers it is in, and its own.
-    """
-
-    path: str
-    value: Any
-    held: _Children
-    around: frozenset[int]
-
-
-def containers_in(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[Container]:
-    """All containers inside the arguments of a call."""
-    args, kwargs = arguments
-    given = [*((f"args[{at}]", value) for at, value in enumerate(args))]
-    given += [(f"kwargs[{name!r}]", value) for name, value in kwargs.items()]
-    return [container for path, value in given for container in _containers(path, value, frozenset())]
-
-
-def refuse_changes(subject: Subject, given: Sequence[Container], result: Any) -> None:
-    """Raise `SideEffect` that names every container that holds something else now.
-
-    One that the model returns is none of them: what it holds comes back with the result.
+    Raises `SideEffect` that names every one that does not come back.
     """
     changed = [(container, other) for container in given if (other := _others(container))]
-    returned = {id(each.value) for each in _containers("", result, frozenset())} if changed else set()
+    if not changed:
+        return ()
+    returned = {id(each.value): each.path for each in reversed([*containers_of(result)])}
     faults = [
         Fault(
             f"{subject.name} changes what `{container.path}` holds: {', '.join(other)}",
@@ -52,19 +32,12 @@ def refuse_changes(subject: Subject, given: Sequence[Container], result: Any) ->
             remedy="let the model work on a copy of it, or return it",
         )
         for container, other in changed
-        if not container.around & returned
+        if not container.around & returned.keys()
     ]
     if faults:
         raise SideEffect.of(faults)
-
-
-def _containers(path: str, value: Any, around: frozenset[int]) -> Iterator[Container]:
-    if isinstance(value, Tensor) or id(value) in around or (children := children_of(value)) is None:
-        return
-    inside = around | {id(value)}
-    yield Container(path, value, tuple((access, child) for _, access, child in children), inside)
-    for _, access, child in children:
-        yield from _containers(path + access, child, inside)
+    rows = [(row.path, returned[id(row.value)]) for row, _ in changed if id(row.value) in returned]
+    return tuple(rows) if all(is_changeable(row.value) for row, _ in changed) else ()
 
 
 def _others(container: Container) -> list[str]:

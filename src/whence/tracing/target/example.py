@@ -22,6 +22,7 @@ from whence.program.arguments.open_sizes import Dimension, Sizes
 from whence.program.calls import Deferred
 from whence.program.signature import Part
 from whence.provenance import Source
+from whence.tracing.target.caches import open_caches
 from whence.tracing.target.dynamic_shapes import Asked, asked_sizes
 from whence.tracing.target.subject import Subject
 
@@ -85,7 +86,8 @@ def example_of(subject: Subject, given: Given) -> Example:
     """Check and flatten example inputs; raises `InputMismatch` or `UnsupportedInput`, naming all."""
     args, kwargs = _checked(given.args, given.kwargs)
     _bind(subject, args, kwargs)
-    held = whole_leaves((args, kwargs))
+    if open_caches(held := whole_leaves((args, kwargs))):
+        held = whole_leaves((args, kwargs))
     faults = [f for pair in zip(whole_paths_of(args, kwargs), held, strict=True) for f in _faults(*pair)]
     if faults:
         raise UnsupportedInput.of(faults)

@@ -24,7 +24,7 @@ from whence.dependence.describe import itself
 from whence.dependence.snapshots import content_of_cell
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly
-from whence.tracing.reads.named_values import held_attribute
+from whence.tracing.reads.named_values import default_of, held_attribute, part_behind
 
 _CONTENT = "cell_contents"
 _CORE = (
@@ -116,6 +116,9 @@ class Described:
             return None if route is None else ["closure", *route]
         if isinstance(value, type):
             return ["class", class_name(value)] if looked_up(class_name(value)) is value else None
+        if isinstance(value, FunctionType):
+            name = name_of(value)
+            return None if name is None else ["function", name]
         module = dict.get(value, "__name__") if isinstance(value, dict) else None
         return ["module", module] if isinstance(module, str) and _namespace(module) is value else None
 
@@ -178,16 +181,39 @@ def _namespace(module: str) -> dict[str, Any] | None:
 
 
 def _step(step: Any) -> list[str] | None:
+    if step is tuple:
+        return ["keys", ""]
     match step:
         case itemgetter() if type(index := step.__reduce__()[1][0]) is int:
             return ["index", str(index)]
         case itemgetter() | attrgetter() | methodcaller():
             given = step.__reduce__()[1]
-            names = [str(each) for each in given]
-            return [type(step).__name__, *names] if all(isinstance(each, str) for each in given) else None
+            if all(isinstance(each, str) for each in given):
+                return [type(step).__name__, *given]
+            name = name_of(given[0]) if len(given) == 1 and _is_told_by_identity(given[0]) else None
+            return None if name is None else ["named", name]
         case partial(func=function, args=(), keywords={"name": str(name)}) if function is held_attribute:
             return ["held", name]
+        case partial(func=function, args=(), keywords={"position": int(position)}) if function is part_behind:
+            return ["behind", str(position)]
+        case partial(func=function, args=(), keywords={"default": int(position)}) if function is default_of:
+            return ["default", str(position)]
     return None
+
+
+def _is_told_by_identity(key: Any) -> bool:
+    """Whether looking for a key runs no code of its own: a class, or a name of typing's."""
+    its: Any = type(key).__hash__
+    return its in (object.__hash__, type.__hash__)
+
+
+def _by_name(name: str) -> Callable[[Any], Any]:
+    key = looked_up(name)
+    return itemgetter(key) if _is_told_by_identity(key) else _unreachable
+
+
+def _unreachable(_held: Any) -> Any:
+    raise LookupError
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,11 +303,15 @@ class LoadedNames:
                 return _namespace(names[0]) or NOTHING
             case "class":
                 return looked_up(names[0])
+            case "function":
+                return function_in(looked_up(names[0])) or NOTHING
         return _cell_at(*names)
 
     def way(self, said: list[list[str]] | None) -> tuple[Callable[[Any], Any], ...]:
-        """How it is reached from there."""
-        return tuple(_STEPS[kind](name) for kind, *rest in said or () for name in rest[-1:])
+        """How it is reached from there; nothing is found where the file could not say."""
+        if said is None:
+            return (_unreachable,)
+        return tuple(_STEPS[kind](name) for kind, *rest in said for name in rest[-1:])
 
 
 def _cell_at(name: str, *variables: str) -> Any:
@@ -295,9 +325,13 @@ def _cell_at(name: str, *variables: str) -> Any:
 _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
     {
         "itemgetter": itemgetter,
+        "named": _by_name,
         "index": lambda position: itemgetter(int(position)),
         "attrgetter": lambda _: attrgetter(_CONTENT),
         "methodcaller": lambda name: methodcaller("get", name),
+        "behind": lambda position: partial(part_behind, position=int(position)),
+        "keys": lambda _: tuple,
+        "default": lambda position: partial(default_of, default=int(position)),
         "held": lambda name: partial(held_attribute, name=name),
     }
 )
