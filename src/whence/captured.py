@@ -32,6 +32,7 @@ from whence.program.state import deep_copy, refuse_elsewhere, view_faults, with_
 from whence.reported import Reported
 from whence.rewriting import Edit, GraphPass, Pass
 from whence.schema import OnViolation
+from whence.tracing.answers import warn_if_told
 from whence.tracing.options import decide_faults, option_faults
 from whence.tracing.sandbox.capture_lock import without_collection
 from whence.tracing.target.subject import one_module
@@ -351,6 +352,7 @@ def capture_step(
     held = one_module(model)
     run = partial(tracing.capture_step, step, given, held, optimizer, reuse=reuse)
     program = _of_any_step(run, (step, (args, kwargs or {}), held, optimizer))
+    warn_if_told(program.asked)
     noted = replace(program.step, graph=program.graph_module)  # type: ignore[type-var]
     return program.with_changes(step=noted).under(dynamic_shapes=dynamic_shapes, decide=decide)
 
@@ -402,10 +404,9 @@ def capture(
     `model` is a module, a bound method, or any callable. Nothing is computed and no weight is copied: the run
     uses fake tensors, and the model is as it was afterwards, also after an error. Lazy modules alone are
     initialised from the example first, as the model's first call would do it, and stay so.
-    Modules compiled by `torch.compile` are captured as they were written, data-parallel ones as the module
-    inside, and those that `fully_shard` manages as they were before it, with the shards as state: the program
-    is the local computation, without the averaging of gradients between processes. Hooks run once, and what
-    they compute is part of the program.
+    Modules compiled by `torch.compile` are captured as written, data-parallel ones as the module inside, and
+    those that `fully_shard` manages as before it, with shards as state: the local computation, without the
+    averaging of gradients. Hooks run once, and what they compute is part of the program.
 
     `backward=False` records the forward; `True` also the backward, with one tangent input for every
     differentiable output; a function of the outputs records the backward of the scalar it returns. What that
@@ -439,6 +440,7 @@ def capture(
     at = partial(_captured_at, model, given, backward, reuse)
     program = full(interop.strict_program(model, given, backward)) if strict else at(())
     program = tracing.with_variants_at(program, at) if variants else program
+    warn_if_told(program.asked)
     asked = {"dynamic_shapes": dynamic_shapes, "preserve_calls": patterns, "strict": strict, "decide": decide}
     return program.under(**asked, variants=variants).with_state(state)
 

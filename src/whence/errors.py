@@ -394,6 +394,10 @@ class UntriedRelease(UserWarning):
     """The release of PyTorch that is installed is one that nobody has tried whence with."""
 
 
+class ToldCompiled(UserWarning):
+    """A program goes the way of compiled code where eager's needs values, and may compute something else."""
+
+
 class Noting(AbstractContextManager[None]):
     """Adds a note to any exception that passes through: it stays its own."""
 

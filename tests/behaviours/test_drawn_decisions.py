@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from random import random as flip
+from time import perf_counter
 
 import numpy as np
 import pytest
@@ -203,3 +206,87 @@ def test_in_files_and_elsewhere(tmp_path: Path) -> None:
     assert not program.cost().gaps
     with pytest.raises(whence.NotExportable, match="none of torch's"):
         program.to_exported_program()
+
+
+class Holding:
+    """Has a clock, and asks one by a name of its file."""
+
+    def __init__(self) -> None:
+        self.clock = time.perf_counter
+
+    def held(self) -> float:
+        """What the clock shows that it holds."""
+        return self.clock()
+
+    def named(self) -> float:
+        """What the clock shows that its file names, asked twice."""
+        return perf_counter() + self.again()
+
+    def again(self) -> float:
+        """The same, in another function."""
+        return perf_counter()
+
+
+class Asking(nn.Module):
+    """Computes with what it is told."""
+
+    def __init__(self, ask: Callable[[], float]) -> None:
+        super().__init__()
+        self.ask = ask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.ask()
+
+
+def closing_over(clock: Callable[[], float]) -> Callable[[], float]:
+    return lambda: 2 * clock()
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda: 2 * perf_counter(), closing_over(time.time), Holding().held, Holding().named],
+    ids=["name", "closure", "attribute", "name in a method"],
+)
+def test_a_clock_by_any_name_is_refused(ask: Callable[[], float]) -> None:
+    """In a model and in a step: what it shows is no constant. Names are as they were afterwards."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        loss = model(x).sum() * ask()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with pytest.raises(whence.SideEffect, match="the model calls time"):
+        whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    with pytest.raises(whence.SideEffect, match="the model calls time"):
+        whence.capture(Asking(ask), (X,))
+    assert perf_counter is time.perf_counter and ask() > 0
+
+
+@pytest.mark.parametrize("clock", [time.time, time.perf_counter, time.monotonic_ns])
+def test_a_clock_is_looked_at_in_every_run(clock: Callable[[], float]) -> None:
+    """What a step measures and keeps is of that run; what it asks of a clock is a decision."""
+    model, times, begun = nn.Linear(4, 4), list[float](), clock()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        start = clock()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        times.append(clock() - start)
+        if clock() - begun < 0:
+            raise ValueError
+        return loss
+
+    with pytest.raises(whence.SideEffect, match='with decide="example" every run looks at a clock'):
+        whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    program = whence.capture_step(step, (X,), model=model, optimizer=optimizer, decide="example")
+    bound = program.bind(model, optimizer)
+    before, eager = clock(), deepcopy(model)(X).square().mean()
+    assert torch.equal(bound(X), eager)
+    bound(X)
+    assert len(times) == 2 and all(0 < each < clock() - before for each in times)

@@ -10,7 +10,7 @@ from array import array
 from collections import ChainMap, OrderedDict
 from collections.abc import Callable
 from contextvars import ContextVar
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 import pytest
@@ -460,7 +460,27 @@ AROUND: dict[str, tuple[Run, Change]] = {
         _imported,
         lambda patch: patch.setattr(constructions_of_values, "FACTOR", 3.0, raising=False),
     ),
+    "another_module_among_modules": (
+        lambda self, x: self.linear(x) * sys.modules["tests.behaviours.constructions_of_values"].FACTOR,
+        lambda patch: patch.setitem(sys.modules, constructions_of_values.__name__, _another_module()),
+    ),
+    "another_module_by_its_name": (
+        lambda self, x: (
+            self.linear(x) * importlib.import_module("tests.behaviours.constructions_of_values").FACTOR
+        ),
+        lambda patch: patch.setitem(sys.modules, constructions_of_values.__name__, _another_module()),
+    ),
+    "another_module_in_a_variable": (
+        lambda self, x: self.linear(x) * constructions_of_values.FACTOR,  # type: ignore[attr-defined]
+        lambda patch: patch.setitem(globals(), "constructions_of_values", _another_module()),
+    ),
 }
+
+
+def _another_module() -> ModuleType:
+    made = ModuleType(constructions_of_values.__name__)
+    vars(made)["FACTOR"] = 3.0
+    return made
 
 
 def _around(name: str) -> Callable[[World], Any]:

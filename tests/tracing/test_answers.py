@@ -86,9 +86,12 @@ def test_what_eager_is_told(function: Callable[[Tensor], Tensor], backward: bool
 
 @pytest.mark.parametrize(("function", "told"), TOLD, ids=lambda value: getattr(value, "__name__", ""))
 def test_the_line_that_has_to_be_told(function: Callable[[Tensor], Tensor], told: list[str]) -> None:
-    """It alone is told that it is compiled, and the program names it; eager that is told so has its bits."""
-    program = whence.capture(function, (X,))
+    """It alone is told that it is compiled, and a warning and the program name it; eager that is told so
+    has its bits."""
+    with pytest.warns(whence.ToldCompiled, match=f"test_answers.py:.* in {told[0]}") as warned:
+        program = whence.capture(function, (X,))
     assert [source.function for source in program.asked] == told
+    assert [warning.filename for warning in warned] == [__file__]
     result = program.verify(function, (X,))
     assert result.explained and not result.ok
     assert torch.equal(program.module()(X.clone()), _told(function, told))
@@ -163,6 +166,7 @@ def test_answers_in_a_step() -> None:
         optimizer.step()
         return loss
 
-    program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    with pytest.warns(whence.ToldCompiled, match=r"Asks\.forward"):
+        program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
     assert [source.function for source in program.asked] == ["Asks.forward"]
     assert program.verify(model, (X,)).explained

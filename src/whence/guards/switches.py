@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterator, Sequence
 
+from whence._torch.autograd.mode_questions import GRAD
 from whence._torch.autograd.switches import READ
 from whence._torch.observe.hooks import global_hooks
 from whence.dependence.describe import Describer
@@ -16,11 +17,12 @@ from whence.schema import GuardKind
 def mode_guards(program: Program, named: Container[str]) -> Iterator[Guard]:
     """One guard for each switch.
 
-    A program with its own backward does not depend on grad mode, but where the model asked for it. On
+    A program with its own backward, or where nothing requires gradients, does not depend on grad mode, but
+    where the model asked for it. On
     inference mode only code depends that asked, or has the question among the names that it has `named`.
     """
     asked = {mode.name: mode for mode in program.circumstances.modes}
-    without = {"grad mode"} if program.has_backward else set()
+    without = {GRAD} if program.has_backward or not program.signature.requires_gradients else set()
     without |= set() if "is_inference_mode_enabled" in named else {"inference mode"}
     for name, (read, reason) in READ.items():
         if name in asked:

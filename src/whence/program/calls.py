@@ -58,6 +58,9 @@ class Absent:
 
     reason: str
 
+    def __getattr__(self, _name: str) -> Any:
+        raise AttributeError(f"there is no value here: {object.__getattribute__(self, 'reason')}")
+
 
 Leaf = Named | Constant | Absent
 

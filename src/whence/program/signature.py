@@ -126,6 +126,13 @@ class Signature(OpensInNotebook):
         kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT)
         return tuple(row for row in (*self.attributes, *self.inputs) if row.kind in kinds)
 
+    @property
+    def requires_gradients(self) -> bool:
+        """Whether one of the inputs requires a gradient: where none does, autograd has nothing to record."""
+        rows = (*self.attributes, *self.inputs)
+        wholes = (row.part.requires_grad for row in rows if row.part is not None)
+        return any(wholes) or any(getattr(row.value, "requires_grad", False) for row in rows)
+
     def inputs_of(self, *kinds: InputKind) -> tuple[Input, ...]:
         """The placeholders of these kinds."""
         return tuple(row for row in self.inputs if row.kind in kinds)

@@ -5,17 +5,19 @@ where the answer is yes. So a capture says no at first, as eager does. Where wha
 captured, the line that asked last is told yes in another attempt, it alone, and the program says so.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
 from whence.dependence.asking import Failed, attempt
-from whence.errors import UnsupportedInput, WhenceError
+from whence.errors import ToldCompiled, UnsupportedInput, WhenceError
 from whence.provenance import Source
 from whence.tracing.source_lines import SourceFinder
 
 Result = TypeVar("Result")
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,20 @@ def _told_more(
 
 def _are_alike(left: Exception, right: Exception) -> bool:
     return type(left) is type(right) and str(left) == str(right)
+
+
+def warn_if_told(lines: Sequence[Source]) -> None:
+    """Say to who called our caller that a program goes another way at these lines than eager may go."""
+    if not lines:
+        return
+    shown = ", ".join(map(str, lines[:_SHOWN]))
+    warnings.warn(
+        f"the program goes the way of compiled code at {shown}: the model asks there whether it is being "
+        "compiled, and eager goes by values, which a capture does not have. What it computes may differ from "
+        'eager: program.verify says whether it does on inputs, and decide="example" goes eager\'s way',
+        ToldCompiled,
+        stacklevel=3,
+    )
 
 
 def told_to(lines: Sequence[Source]) -> Callable[[], bool | None]:

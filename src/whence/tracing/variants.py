@@ -1,4 +1,5 @@
-"""Single sizes that a branch excludes: a rule that nobody needs goes, for others there is a variant."""
+"""Single sizes that a branch excludes, and a mode that it asks for: a rule that nobody needs goes; for other
+sizes there is a variant."""
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -7,6 +8,9 @@ from functools import partial
 from itertools import combinations, islice
 from typing import TypeVar
 
+import torch
+
+from whence._torch.autograd.mode_questions import GRAD
 from whence._torch.sizes.symbols import admit
 from whence.dependence.asking import Failed, attempt
 from whence.errors import Fault, WhenceError
@@ -100,7 +104,8 @@ Again = Callable[[Numbers], Captured]
 
 
 def captured_for_sizes(given: Given, capture: Callable[[Answers, Given], Captured]) -> Captured:
-    """What `capture` gives, with symbols for what data decide and for all sizes for which it is right."""
+    """What `capture` gives, with symbols for what data decide, for all sizes and grad modes in which it is
+    right."""
 
     def once(given: Given) -> Captured:
         return with_eager_answers(
@@ -108,13 +113,12 @@ def captured_for_sizes(given: Given, capture: Callable[[Answers, Given], Capture
         )
 
     found = with_open_numbers(given, once)
-    if given.dynamic_shapes is None:
-        return found
-    told = found[0].asked
-    known = given.numbers
-    return without_needless_rules(
-        found, lambda numbers: once(replace(given, numbers=(*known, numbers), told=told))
-    )
+    told, known = found[0].asked, given.numbers
+    if given.dynamic_shapes is not None:
+        found = without_needless_rules(
+            found, lambda numbers: once(replace(given, numbers=(*known, numbers), told=told))
+        )
+    return without_needless_modes(found, lambda: once(replace(given, told=told)))
 
 
 def without_needless_rules(captured: Captured, again: Again) -> Captured:
@@ -132,7 +136,7 @@ def without_needless_rules(captured: Captured, again: Again) -> Captured:
     def is_same_at(at: Mapping[str, int]) -> bool:
         with warnings.catch_warnings(action="ignore"):  # they were given already
             other = attempt(lambda: again((sizes, at)))
-        return not isinstance(other, Failed) and _is_same(captured, other, at)
+        return _is_same(captured, other, at)
 
     def is_same(name: str, size: int) -> bool:
         if (name, size) not in known:
@@ -195,17 +199,33 @@ def excluded_sizes(sizes: Sizes) -> Iterator[Mapping[str, int]]:
             yield {name: size}
 
 
-def _is_same(open_: Captured, fixed: Captured, at: Mapping[str, int]) -> bool:
+def without_needless_modes(captured: Captured, again: Callable[[], Captured]) -> Captured:
+    """The program without the question for the grad mode, where the model computes the same in the other one:
+    attention asks before it takes a path without derivative, and of frozen layers takes it either way."""
+    program, observed = captured
+    others = tuple(mode for mode in program.circumstances.modes if mode.name != GRAD)
+    if others == program.circumstances.modes or program.has_backward:
+        return captured
+    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+        other = attempt(again)
+    return (program.under(modes=others), observed) if _is_same(captured, other, {}) else captured
+
+
+def _is_same(open_: Captured, fixed: Captured | Failed, at: Mapping[str, int]) -> bool:
     """Whether a program does, at these sizes, what another does that was captured there."""
+    if isinstance(fixed, Failed):
+        return False
     (program, observed), (other, seen) = open_, fixed
     if not _read(seen) <= _read(observed) or bool(seen.left) is not bool(observed.left):
         return False
     if [str(call.site) for call in program.calls] != [str(call.site) for call in other.calls]:
         return False
-    rules = {rule.condition for rule in program.convention.sizes.rules}  # type: ignore[union-attr]
-    if not all(rule.condition in rules for rule in other.convention.sizes.rules):  # type: ignore[union-attr]
-        return False
-    return same_operations(program, other, at)
+    return _conditions(other) <= _conditions(program) and same_operations(program, other, at)
+
+
+def _conditions(program: Program) -> set[str]:
+    sizes = program.convention.sizes
+    return set() if sizes is None else {rule.condition for rule in sizes.rules}
 
 
 def _read(observed: Observed) -> set[tuple[int | str, str]]:

@@ -159,6 +159,7 @@ ON_PICTURES: dict[str, Callable[[Tensor], Tensor]] = {
     "layer norm": lambda x: F.layer_norm(x, x.shape[1:]),
     "pool": lambda x: F.adaptive_avg_pool2d(x, 1) if x.dim() == 4 else F.adaptive_avg_pool3d(x, 1),
     "roll": lambda x: x.roll(1, 1),
+    "shuffle": lambda x: F.channel_shuffle(x, min(2, x.shape[1])),
     "flip": lambda x: x.flip(2),
     "sort": lambda x: x.sort(1)[0],
     "softmax": lambda x: x.softmax(1),

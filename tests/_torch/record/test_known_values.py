@@ -94,3 +94,19 @@ def test_a_softmax_of_sparse_tensors(softmax: Callable[[Tensor, int], Tensor]) -
     assert torch.equal(whence.capture(model, example).module()(*example), model(*example))
     with pytest.raises(whence.UnsupportedOperator, match="zeros"):
         whence.capture(model, (example[0].requires_grad_(), example[1]), backward=True)
+
+
+def test_what_numbers_alone_make_is_known_beside_open_numbers() -> None:
+    """A position is known where another number is open: code that looks at it goes eager's way."""
+
+    def packed(x: Tensor) -> Tensor:
+        positions = torch.arange(x.shape[0])
+        torch._check_tensor_all(x > 0)
+        if torch.compiler.is_compiling() or not (positions.diff() == 1).all():
+            return x * 2
+        return x * 3
+
+    x = torch.ones(4)
+    program = whence.capture(packed, (x,))
+    assert program.asked == ()
+    assert torch.equal(program.module()(x), x * 3)

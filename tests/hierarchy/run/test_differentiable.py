@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import whence
-from tests.checks import gradients
+from tests.checks import gradients, same_bits
 
 Body = Callable[["Two", Tensor], Tensor]
 
@@ -287,3 +287,38 @@ def test_gradients_of_a_program_captured_in_any_grad_mode(mode: Callable[[], Any
         assert {n: None if g is None else g.tolist() for n, g in gradients(model).items()} == expected
     with pytest.raises(whence.NotDifferentiable, match="custom autograd function"):
         custom.unflatten()(x).sum().backward()
+
+
+def forces(model: Two, x: Tensor) -> Tensor:
+    x.requires_grad = True
+    return torch.autograd.grad(model.first(x).sin().sum(), x, create_graph=True)[0]
+
+
+def turned_off(model: Two, x: Tensor) -> Tensor:
+    return model.first(x.requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    ("body", "before"), [(asked_of_the_input, False), (forces, False), (turned_off, True)]
+)
+@pytest.mark.parametrize("backward", [False, lambda out: out.sum()], ids=["forward", "joint"])
+def test_an_argument_that_the_model_turns(body: Body, before: bool, backward: Any) -> None:
+    """It is as it was given for those who check, and a run leaves it turned, with eager's gradient."""
+    model, given = Two(body), torch.randn(2, 4)
+
+    def argument() -> Tensor:
+        return given.clone().requires_grad_(before)
+
+    program = whence.capture(model, (argument(),), backward=backward)
+    assert program.check(model, (argument(),)) == []
+    assert program.verify(model, (argument(),)).ok
+    expected = argument()
+    loss = model(expected).sum()
+    loss.backward() if backward else None
+    for module in (program.module(), program.unflatten(), program.guarded(model)):
+        x = argument()
+        found = module(x)
+        assert x.requires_grad is expected.requires_grad is not before
+        if backward:
+            found[0].backward()
+            assert same_bits(x.grad, expected.grad)

@@ -168,3 +168,42 @@ def test_replaced_submodule_is_refused() -> None:
     tree.up = nn.Linear(zoo.WIDTH, 2 * zoo.WIDTH)
     with pytest.raises(whence.CallError, match="up was replaced by a Linear"):
         tree(X)
+
+
+class Residual(nn.Module):
+    """Takes what it does not read, as the output of Swin's attention does, and gives what nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Second()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y, _ = self.inner(x.sin(), x)
+        return self.scale * (y + x)
+
+
+class Second(nn.Module):
+    """Reads the first argument alone."""
+
+    def forward(self, x: Tensor, _unread: Tensor) -> tuple[Tensor, Tensor]:
+        return x.cos(), x.exp()
+
+
+@BOTH
+def test_hook_on_a_call_that_reads_not_all_it_is_given(backward: bool) -> None:
+    """What the call in the tree does not have says so to whoever takes it for a tensor; no fake is seen."""
+    model, seen = Residual(), list[Any]()
+    for patterns, unread in (((), "preserve_calls hands it in"), (("inner",), "")):
+        tree = whence.capture(model, (X,), backward=backward, preserve_calls=patterns).unflatten()
+        tree.get_submodule("inner").register_forward_hook(lambda _m, args, out: seen.append((args, out)))
+        tree(X)
+        (first, second), (result, nobodys) = seen.pop()
+        assert same_bits(first, X.sin()) and same_bits(result, X.sin().cos())
+        with pytest.raises(AttributeError, match="nothing in the program uses this value"):
+            nobodys.mean()
+        if not unread:
+            assert same_bits(second, X)
+            continue
+        with pytest.raises(AttributeError, match=unread):
+            second.mean()

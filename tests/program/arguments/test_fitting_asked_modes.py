@@ -147,6 +147,34 @@ def test_frozen_encoders_are_one_operator_a_layer_in_a_joint_program() -> None:
     assert len(program.select("0.layers.* :: aten._transformer_encoder_layer_fwd")) == 2
 
 
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_question_whose_answer_changes_nothing(captured: bool, trained: bool) -> None:
+    """Frozen encoders take one path in both modes, and so do their programs, and a head that trains."""
+    model = nn.Sequential(encoder().requires_grad_(False), nn.Linear(16, 2).requires_grad_(trained))
+    with torch.set_grad_enabled(captured):
+        program = whence.capture(model, (X,))
+    assert program.circumstances.modes == ()
+    for mode in (False, True):
+        with torch.set_grad_enabled(mode):
+            assert torch.equal(program.unflatten()(X), model(X))
+            if not trained:
+                assert torch.equal(program.guarded(model)(X), model(X))
+                assert program.check(model, (X,)) == []
+
+
+def test_a_leaf_that_the_model_makes_asks_for_the_mode() -> None:
+    """Nothing that comes in requires gradients, and the mode decides all the same."""
+
+    def of_a_leaf(x: Tensor) -> Tensor:
+        y = torch.ones(16, requires_grad=True) * x
+        return y.sin() if y.requires_grad else y.cos()
+
+    program = whence.capture(of_a_leaf, (X,))
+    with torch.no_grad(), pytest.raises(CallError, match="grad mode was on"):
+        program.module()(X)
+
+
 def test_a_nested_tensor_is_refused() -> None:
     """Where eager makes one, because no gradients are recorded; and is none where they are."""
     model, masked = encoder(), {"src_key_padding_mask": PADDED}

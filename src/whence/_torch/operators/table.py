@@ -121,6 +121,7 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten.cudnn_batch_norm.default: Operator(writes=(3, 4), training=5),
     aten.native_group_norm.default: Operator(layout=follows(0)),
     aten.roll.default: Operator(layout=follows(0)),
+    aten.channel_shuffle.default: Operator(layout=follows(0)),
     aten.native_channel_shuffle.default: Operator(layout=follows(0)),
     aten.native_batch_norm_backward.default: Operator(layout=follows(1)),
     aten._native_batch_norm_legit.default: Operator(twin=aten._native_batch_norm_legit_functional.default),

@@ -70,7 +70,7 @@ def _known_number(recorder: "Recorder", tensor: Tensor) -> Any:
     if not isinstance(tensor, FakeTensor) or tensor.constant is not None:
         return None
     node = recorder.node_of(tensor)
-    if recorder.environment is None and node is not None and (known := _computed(recorder, node)) is not None:
+    if node is not None and (known := _computed(recorder, node)) is not None:
         return known
     return _required(recorder, tensor)
 

@@ -1,4 +1,5 @@
-"""Numbers that Python and NumPy draw, as operations of a program: each run draws where eager draws.
+"""Numbers that Python and NumPy draw, or read off a clock, as operations of a program: each run draws where
+eager draws.
 
 A number is drawn when the model asks for it, and is a node. What draws an element of a sequence, or an order,
 is written down as the drawing of places.
@@ -24,8 +25,10 @@ _NUMBERS_OF_NUMPY = (
     *("standard_normal", "beta", "binomial", "exponential", "standard_exponential", "gamma", "poisson"),
     *("laplace", "lognormal", "triangular", "geometric", "chisquare", "choice"),
 )
+_CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _ALLOWED = frozenset(
     (
+        *(f"time.{name}{unit}" for name in _CLOCKS for unit in ("", "_ns")),
         *(f"random.{name}" for name in (*_NUMBERS_OF_PYTHON, *_PLACES_OF_PYTHON)),
         *(f"numpy.random.{name}" for name in _NUMBERS_OF_NUMPY),
     )

@@ -220,6 +220,8 @@ class CallBody(_OfThisProcess):
         interface = self.alone
         flat = self._flattened(interface, args, kwargs)
         refuse_overlap(interface.convention, self._written, flat)
+        for position, wanted in self._turned:
+            flat[position].requires_grad_(wanted)
         state = autocast_state()
         if state != self.plan.program.circumstances.autocast:
             raise other_autocast(self.plan.program.circumstances.autocast, state)
@@ -270,6 +272,17 @@ class CallBody(_OfThisProcess):
     @cached_property
     def _written(self) -> tuple[int, ...]:
         return tuple(target for _, target in self.alone.writes if isinstance(target, int))
+
+    @cached_property
+    def _turned(self) -> list[tuple[int, bool]]:
+        """The arguments that the model lets require gradients, or no more, and leaves so."""
+        rows = zip(self.alone.leaves, self.alone.convention.leaves, strict=True)
+        values = [(name and self.plan.nodes[name].meta["val"], given) for name, given in rows]
+        return [
+            (position, value.requires_grad)
+            for position, (value, given) in enumerate(values)
+            if isinstance(value, Tensor) and value.requires_grad != given.requires_grad
+        ]
 
     @cached_property
     def generated(self) -> GeneratedCall:

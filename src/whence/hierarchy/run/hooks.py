@@ -9,10 +9,12 @@ from torch import nn
 from whence._torch.observe.hooks import has_backward_hooks
 from whence._torch.pytrees import tree_flatten
 from whence.errors import CallError
-from whence.program import Named
+from whence.program import Absent, Named
 
 if TYPE_CHECKING:
     from whence.hierarchy.run.calls import CallBody
+
+_UNREAD = Absent("the call does not read it, and is not given it; preserve_calls hands it in")
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -64,7 +66,7 @@ def _arguments(call: "CallBody", named: dict[str, Any]) -> tuple[Any, Any]:
     if interface is None:
         return (), {}
     leaves = [
-        leaf if name is None else named.get(name, leaf)
+        leaf if name is None else named.get(name, _UNREAD)
         for name, leaf in zip(interface.leaves, interface.convention.leaves, strict=True)
     ]
     args, kwargs = interface.convention.unflatten(leaves)

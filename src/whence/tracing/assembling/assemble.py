@@ -159,7 +159,7 @@ def _convention(
     nodes = zip(example.paths, recorded.prepared.nodes, strict=True)
     return Convention(
         spec=example.spec,
-        leaves=tuple(node.meta["val"] for node in recorded.prepared.nodes),
+        leaves=tuple(map(_as_given, recorded.prepared.nodes, example.leaves)),
         paths=example.paths,
         parameters=subject.parameters,
         same=repeated_positions([id(x) if isinstance(x, Tensor) else None for x in example.leaves]),
@@ -167,6 +167,14 @@ def _convention(
         layouts=frozenset(path for path, node in nodes if node.name in layouts_read),
         returned=recorded.returned,
     )
+
+
+def _as_given(node: fx.Node, given: Any) -> Any:
+    """What stands for an argument, before the model turned its `requires_grad`."""
+    value = node.meta["val"]
+    if not isinstance(value, Tensor) or value.requires_grad == given.requires_grad:
+        return value
+    return value.detach().requires_grad_(given.requires_grad)
 
 
 def _layouts_read(log: Log, functional: Functional) -> frozenset[str]:

@@ -87,7 +87,7 @@ class ModelActs:
         if node is None or node.op == "placeholder" or (mode_now(GRAD) and not tensor.requires_grad):
             return
         given = self.recorder.graph.find_nodes(op="placeholder")
-        if any(getattr(row.meta.get("val"), "requires_grad", False) for row in given):
+        if tensor.requires_grad or any(getattr(row.meta.get("val"), "requires_grad", False) for row in given):
             self.mode_asked(GRAD)
 
     def distrusted(self, reason: str) -> None:

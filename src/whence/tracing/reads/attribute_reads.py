@@ -30,6 +30,7 @@ from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.observed import Change, Left, Observed, Read
 from whence.provenance import ModulePath, Source
+from whence.tracing.reads.asked_types import StandIn
 from whence.tracing.reads.kept_changes import ContainerSnapshot
 from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.reads.reachable import Reachable
@@ -67,10 +68,6 @@ def _contents(held: Any) -> Iterable[Any]:
     if isinstance(held, SimpleNamespace):
         return vars(held).values()
     return held.values() if isinstance(held, dict) else held
-
-
-class StandIn:
-    """Stands in a run for what nobody may read there; who watches comes by, and reads nothing."""
 
 
 class Reads:
@@ -247,7 +244,7 @@ class Reads:
                 self.reachable.held(found, path, self._place, but=ATTRIBUTES)
             elif kind is FunctionType:
                 self.reachable.code_of(found)
-            elif kind is BuiltinFunctionType:
+            elif kind is BuiltinFunctionType and not self.reachable.sources.held(found):
                 waiting.append(found.__self__)
             elif is_held:
                 self.reachable.held(found, path, self._place)

@@ -4,6 +4,7 @@ Of what variables lead to, only what code spells is looked at: attributes by its
 constants, and of an object what those of its methods spell that the code may call.
 """
 
+import sys
 import threading
 from argparse import Namespace
 from collections import ChainMap, Counter, UserDict, defaultdict, deque
@@ -28,7 +29,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from whence._torch.files import WHENCE, is_library
+from whence._torch.files import is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
 from whence._torch.record.recorder import FakeTensor
@@ -106,11 +107,18 @@ class _Row:
 
 
 class NamedValues:
-    """Collects values; `is_user` knows the user's code, and `is_inside` what is looked at elsewhere."""
+    """Collects values; `is_user` knows the user's code, `is_inside` what is looked at elsewhere, and `is_put`
+    what is there for the run alone."""
 
-    def __init__(self, is_user: Callable[[CodeType], bool], is_inside: Callable[[object], bool]) -> None:
+    def __init__(
+        self,
+        is_user: Callable[[CodeType], bool],
+        is_inside: Callable[[object], bool],
+        is_put: Callable[[object], bool],
+    ) -> None:
         self._is_user = is_user
         self._is_inside = is_inside
+        self._is_put = is_put
         self._rows: list[_Row] = []
         self._seen: dict[object, object] = {}
         self._own: dict[tuple[type, CodeWords], CodeWords] = {}
@@ -123,7 +131,7 @@ class NamedValues:
     def walk(self, found: Outside, code: CodeType, spelling: CodeWords, left: int = _FAR) -> None:
         """Note a value that decides by itself; of any other, what the code spells of it."""
         value = found.value
-        if is_of_run(value) or _stands_for_another(value):
+        if is_of_run(value) or self._is_put(value):
             return
         is_whole = is_plain(value)
         if is_whole or (found.way and _says_what_it_is(value)) or self._stands_alone(found):
@@ -149,8 +157,10 @@ class NamedValues:
                 self.walk(part, function.__code__, spelling, 0)
 
     def module(self, module: ModuleType, code: CodeType, spelling: CodeWords) -> None:
-        """A file of the user's that code imports."""
-        self.walk(Outside(module.__name__, module, (), module), code, spelling)
+        """A file of the user's that code imports, by its name each time."""
+        name = module.__name__
+        root, way = (sys.modules, (itemgetter(name),)) if sys.modules.get(name) is module else (module, ())
+        self.walk(Outside(name, root, way, module), code, spelling)
 
     def unchanged(self) -> list[tuple[Outside, Source]]:
         """What is still as it was, with readers."""
@@ -189,11 +199,6 @@ class NamedValues:
         return known
 
 
-def _stands_for_another(value: object) -> bool:
-    """Whether it is a function of ours, in the place of one whose calls are watched."""
-    return type(value) is FunctionType and value.__code__.co_filename.startswith(WHENCE)
-
-
 def is_of_run(value: object) -> bool:
     """Whether a run has put it there: a tensor of its own, alone or in a container, not to be kept alive."""
     kind = type(value)
@@ -222,9 +227,7 @@ def _parts(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     value, kind = found.value, type(found.value)
     if issubclass(kind, ModuleType):
         names = () if is_library(value.__name__) else sorted(spelling.names & vars(value).keys())
-        yield from (
-            Outside(f"global {name}", vars(value), (itemgetter(name),), vars(value)[name]) for name in names
-        )
+        yield from (_of_module(found, name) for name in names)
     elif issubclass(kind, type):
         yield from _of_class(value, spelling)
     elif issubclass(kind, _OF_CLASSES):
@@ -274,6 +277,15 @@ def _methods(kind: type, spelling: CodeWords) -> Iterator[Outside]:
         for name in sorted(vars(base).keys() & (_IMPLIED | spelling.names)):
             if isinstance(held := vars(base)[name], _OF_CLASSES):
                 yield Outside(f"{base.__name__}.{name}", base, (partial(held_attribute, name=name),), held)
+
+
+def _of_module(found: Outside, name: str) -> Outside:
+    """A variable of a file; of the one that is there then, where code comes to it by a name."""
+    variables = vars(found.value)
+    if not found.way:
+        return Outside(f"global {name}", variables, (itemgetter(name),), variables[name])
+    way: tuple[Step, ...] = (*found.way, partial(held_attribute, name=name))
+    return Outside(f"global {found.value.__name__}.{name}", found.root, way, variables[name])
 
 
 def _has_attributes(kind: type) -> bool:

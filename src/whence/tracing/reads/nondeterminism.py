@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CellType, CodeType, FrameType
 from typing import Any
 
 import torch
@@ -19,7 +19,9 @@ from torch import Tensor
 from whence._torch.observe.generators import SETTERS, held_default_watched
 from whence._torch.observe.threads import watched_threads
 from whence._torch.patching import patched
+from whence.dependence.snapshots import content_of_cell
 from whence.errors import Fault, Place, SideEffect
+from whence.tracing.reads.asked_types import TYPE
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _CALENDARS = ("localtime", "gmtime", "ctime", "asctime", "strftime")
@@ -46,16 +48,21 @@ class ImpureCalls:
         self._here = threading.get_ident()
         self._called: dict[str, str | None] = {}
         self._announced: dict[int, tuple[Any, Any]] = {}
-        self._names: list[tuple[dict[str, Any], str, Any, Any]] = []
+        self._clocks: dict[int, str] = {}
+        self._names: list[tuple[Callable[[], Any], Callable[[Any], None], Any, Any]] = []
         self._patches = ExitStack()
         self._is_deaf = False
         self._tells_settings: Callable[[], None] | None = None
+        self._read: Callable[..., Any] = _nobody
 
     @contextmanager
-    def watched(self, pairs: Iterable[tuple[Any, Any]], setting: Callable[[], None]) -> Iterator[None]:
+    def watched(
+        self, pairs: Iterable[tuple[Any, Any]], setting: Callable[[], None], read: Callable[..., Any]
+    ) -> Iterator[None]:
         """Note calls inside the block, also by the names that `named` is told of. torch's generator, and what
         moves others, come in `pairs` with what stands for each under such names; where code holds torch's
-        otherwise, `setting` is told."""
+        otherwise, `setting` is told. `read` gives what a call gives where every run makes it, or None."""
+        self._read = read
         self._announced |= {id(pair[0]): pair for pair in pairs}
         with self._patches as patches:
             self._tells_settings = setting
@@ -63,6 +70,7 @@ class ImpureCalls:
                 if (function := vars(owner).get(name)) is not None:
                     announced = self._announcing(function, f"{owner.__name__}.{name}", _always)
                     self._announced[id(function)] = function, announced
+                    self._clocks[id(function)] = f"{owner.__name__}.{name}"
                     patches.enter_context(patched(owner, name, announced))
             seed = self._announcing(random.Random.seed, "random.Random", _is_seedless)
             patches.enter_context(patched(random.Random, "seed", seed))
@@ -86,13 +94,39 @@ class ImpureCalls:
 
     def named(self, namespace: dict[str, Any], name: str) -> bool:
         """Whether a file has one of these under a name of its own; it is watched there, too."""
-        held = namespace.get(name)
-        known = self._announced.get(id(held))
-        if known is None or known[0] is not held:
+        return self._replaced(partial(namespace.get, name), partial(namespace.__setitem__, name))
+
+    def closed_over(self, cell: CellType) -> bool:
+        """Whether a function closes over one of these; it is watched there, too."""
+        return self._replaced(partial(content_of_cell, cell), partial(setattr, cell, "cell_contents"))
+
+    def _replaced(self, now: Callable[[], Any], put: Callable[[Any], None]) -> bool:
+        known = self._announced.get(id(now()))
+        if known is None or known[0] is not now():
             return False
-        self._names.append((namespace, name, *known))
-        namespace[name] = known[1]
+        self._names.append((now, put, *known))
+        put(known[1])
         return True
+
+    def answers_for(self, namespace: dict[str, Any], name: str) -> bool:
+        """Whether a name in the code of a file is Python's `type`, which is answered as in eager mode."""
+        if name == TYPE.__name__ and name not in namespace:
+            namespace[name] = TYPE
+            self._names.append((partial(namespace.get, name), lambda _: namespace.pop(name), None, TYPE))
+        return namespace.get(name) is TYPE
+
+    def is_put(self, value: object) -> bool:
+        """Whether a value stands under a name for what was there, and will be again."""
+        return any(announced is value for *_, announced in self._names)
+
+    def held(self, value: object) -> bool:
+        """Whether a value is one of these that an object holds, where nothing can be put in its place: it is
+        taken for called."""
+        name = self._clocks.get(id(value))
+        if name is not None:
+            line = self._line()
+            self._called.setdefault(name, None if line is None else str(line))
+        return name is not None
 
     def spelled(self, names: Set[str]) -> None:
         """Code that is about to run has these names; where it may set a generator, it is watched closely."""
@@ -104,9 +138,9 @@ class ImpureCalls:
 
     def undo(self) -> None:
         """Give the names back; harmless to do again."""
-        for namespace, name, before, announced in self._names:
-            if namespace.get(name) is announced:
-                namespace[name] = before
+        for now, put, before, announced in self._names:
+            if now() is announced:
+                put(before)
 
     def faults(self) -> list[Fault]:
         """What was called, one fault each."""
@@ -139,6 +173,8 @@ class ImpureCalls:
                 and not self._is_deaf
                 and self._is_asked(sys._getframe(1))
             ):
+                if (found := self._read(name, function, args, kwargs)) is not None:
+                    return found
                 line = self._line()
                 self._called.setdefault(name, None if line is None else str(line))
             return function(*args, **kwargs)
@@ -197,6 +233,10 @@ class _Refusing(AbstractContextManager[None]):
         ) from error
 
 
+def _nobody(*_call: object) -> None:
+    return None
+
+
 def _always(*_args: object, **_kwargs: object) -> bool:
     return True
 
@@ -220,5 +260,5 @@ def other_each_time(name: str, line: str | None) -> Fault:
         where=Place(line=line),
         why="what it returns is another in every run, and would be a constant of the program",
         remedy="call it before or after, outside of what is captured, and pass in what it returns if that is "
-        "needed there; draw with torch's generator",
+        'needed there; draw with torch\'s generator; with decide="example" every run looks at a clock',
     )

@@ -99,7 +99,7 @@ class Reachable:
         self.readers: dict[int, Reader] = {}
         self.sources = sources
         self.names = set[str]()
-        self._named = NamedValues(is_user, is_inside)
+        self._named = NamedValues(is_user, is_inside, sources.is_put)
         self._owned: list[tuple[Saved, Source]] = []
         self._imports: list[tuple[FunctionType, CodeWords]] = []
         self._is_user = is_user
@@ -167,7 +167,7 @@ class Reachable:
         for name in sorted(frozenset[str]().union(*map(globals_in, inner))):
             self._variable(function.__globals__, name, (code, name), names, depth - 1)
         for name, cell in zip(code.co_freevars, cells, strict=True):
-            if name != "__class__" and self._is_new(id(cell), cell):
+            if name != "__class__" and self._is_new(id(cell), cell) and not self.sources.closed_over(cell):
                 for row in self._save(name, cell, (code, name)):
                     self._follow(row.before, name, (code, name), names, depth - 1)
         for value in defaults_of(function):
@@ -200,9 +200,10 @@ class Reachable:
     def _variable(
         self, namespace: dict[str, Any], name: str, reader: Reader, names: frozenset[str], depth: int
     ) -> None:
-        if (name not in namespace and hasattr(builtins, name)) or not self._is_new(
-            (id(namespace), name), namespace
-        ):
+        is_python_s = name not in namespace and hasattr(builtins, name)
+        if self.sources.answers_for(namespace, name) or is_python_s:
+            return
+        if not self._is_new((id(namespace), name), namespace):
             return
         value = namespace.get(name)
         is_watched = self.sources.named(namespace, name)

@@ -56,7 +56,7 @@ class SideEffects:
         with (
             observed_generators(self._note, self._random_states, self._drawing) as pairs,
             self._questions_answered() as answers,
-            self._sources.watched([*pairs, *answers], self._set_held),
+            self._sources.watched([*pairs, *answers], self._set_held, self._read),
             self._sources.threads_refused(self._literals),
         ):
             yield
@@ -111,6 +111,11 @@ class SideEffects:
             return draw.finished(found)
         self._recorded[kind] = READERS[kind]()
         return draw.finished(decider.drawn(draw, found))
+
+    def _read(self, name: str, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What a clock shows, where the example decides; None for what is no clock."""
+        decider, draw = self._decider(), draw_of(name, args, kwargs)
+        return None if decider is None or draw is None else decider.drawn(draw, draw.by(function))
 
     def _decider(self) -> Decider | None:
         """Who writes down what is drawn; nobody inside functions that an operator runs."""

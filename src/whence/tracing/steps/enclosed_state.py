@@ -45,6 +45,7 @@ from whence.dependence.snapshots import (
 )
 from whence.errors import Place, UnsupportedStep
 from whence.provenance import ModulePath
+from whence.tracing.reads.asked_types import TYPE
 
 _GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _THEIRS = (GradScaler, LRScheduler)
@@ -231,7 +232,7 @@ def variables_of(function: FunctionType) -> Iterator[Saved]:
         if (held := content_of_cell(cell)) is not NOTHING:
             yield Saved(name, cell, CELL, held)
     space = function.__globals__
-    names = [name for name in globals_of(function.__code__) if name in space]
+    names = [name for name in globals_of(function.__code__) if space.get(name, TYPE) is not TYPE]
     yield from (Saved(name, NamespaceEntry(space, name), VARIABLE, space[name]) for name in names)
 
 

@@ -44,9 +44,11 @@ from whence.dependence.values import content_of
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.tracing.reads.named_values import default_of, held_attribute
+from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.steps.enclosed_state import (
     Enclosed,
     functions_of,
+    globals_of,
     is_looked_at_whole,
     owners_of,
     refuse_changed,
@@ -123,9 +125,15 @@ class OutsideReads:
     functions that its backward calls."""
 
     def __init__(
-        self, subject: Subject, observer: ReadObserver, enclosed: Enclosed, hooks: Iterable[Any] = ()
+        self,
+        subject: Subject,
+        observer: ReadObserver,
+        enclosed: Enclosed,
+        sources: ImpureCalls,
+        hooks: Iterable[Any] = (),
     ) -> None:
         self._enclosed = enclosed
+        self._sources = sources
         self._observer = observer
         self._calls = (subject.call, *hooks)
         self._place = Place(None, subject.place.line)
@@ -162,6 +170,8 @@ class OutsideReads:
             return False
         if self._is_written(holder, name, value):
             return True
+        if _package(type(holder)) in self._packages:
+            self._sources.held(value)
         attribute = class_attribute(type(holder), name)
         is_held = name in own_attributes(holder) or not hasattr(type(attribute), "__get__")
         if isinstance(attribute, property) and isinstance(attribute.fget, FunctionType):
@@ -255,7 +265,11 @@ class OutsideReads:
             return
         self._functions[function.__code__] = function
         self._enclosed.reach(function.__name__, function)
+        for name in globals_of(function.__code__):
+            self._sources.answers_for(function.__globals__, name)
         for row in variables_of(function):
+            if self._is_watched(row):
+                continue
             way = _way_to(row)
             self._look(row.before, way)
             if isinstance(row.before, ModuleType):
@@ -285,6 +299,13 @@ class OutsideReads:
                 way = Outside(f"{kind.__name__}.{name}", kind, (partial(held_attribute, name=name),), None)
                 self._look(held, way)
 
+    def _is_watched(self, row: Saved) -> bool:
+        if self._sources.is_put(row.before):
+            return True
+        if row.kind is VARIABLE:
+            return self._sources.named(row.thing.namespace, row.thing.name)
+        return self._sources.closed_over(row.thing)
+
     def _look_at_module(self, module: ModuleType, way: Outside, code: CodeType) -> None:
         for name in _attributes_of(way.path, code):
             value = vars(module).get(name, NOTHING)
@@ -292,9 +313,10 @@ class OutsideReads:
                 self._look(value, _attribute(way, name))
 
 
-def _package(function: FunctionType) -> str:
+def _package(held: FunctionType | type) -> str:
     """Where its code is; a decorator calls itself as what it is around."""
-    return str(function.__globals__.get("__name__")).partition(".")[0]
+    name = held.__module__ if isinstance(held, type) else held.__globals__.get("__name__")
+    return str(name).partition(".")[0]
 
 
 def _of_function(function: FunctionType) -> Iterator[Outside]:

@@ -87,7 +87,8 @@ def record_step(
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
             undoing.later(session.step.scheduling.undo)
             called = [hook for row in hooks for hook in row.value]
-            reads = OutsideReads(subject, session.run.reads.observer, outside, called)
+            observer, sources = session.run.reads.observer, session.run.reads.reachable.sources
+            reads = OutsideReads(subject, observer, outside, sources, called)
 
             def take() -> Taken:
                 held = take_inputs(session, found, wish)
@@ -96,8 +97,8 @@ def record_step(
                 return replace(held, rows=rows, twins=tuple(host.twins))
 
             inputs, recorded = _run(session, undoing, example, take, reads)
-            # or the next run would seem to be another step
-            SideEffect.refuse(session.run.reads.reachable.sources.faults())
+            sources.undo()
+            SideEffect.refuse(sources.faults())  # or the next run would seem to be another step
             session.step.scheduling.finish(fixed_rates=wish.fixed_rates)
             now = _flags(subject)
             turned = [path for path, flag in flags.items() if now.get(path, flag) is not flag]

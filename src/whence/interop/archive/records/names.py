@@ -109,6 +109,8 @@ class Described:
         """Where a variable is looked for; None where that cannot be said."""
         if value is os.environ:
             return ["environment"]
+        if value is sys.modules:
+            return ["modules"]
         if isinstance(value, CellType):
             route = self._routes.get(id(value))
             return None if route is None else ["closure", *route]
@@ -295,6 +297,8 @@ class LoadedNames:
         match kind:
             case "environment":
                 return os.environ
+            case "modules":
+                return sys.modules
             case "module":
                 return _namespace(names[0]) or NOTHING
             case "class":

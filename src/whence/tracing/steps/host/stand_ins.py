@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from whence._torch.pytrees import tree_flatten
 from whence.program.calls import Deferred
-from whence.tracing.reads.attribute_reads import StandIn
+from whence.tracing.reads.asked_types import StandIn
 
 Refuse = Callable[[str], Exception]
 """Makes the error for a step that reads what is at this path."""
@@ -39,7 +39,7 @@ class Unread(StandIn):
     __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = __bool__ = __len__ = _read
     __iter__ = __contains__ = __getitem__ = __setitem__ = __delitem__ = __call__ = __getattr__ = _read
     __int__ = __float__ = __complex__ = __index__ = __round__ = __str__ = __repr__ = __format__ = _read
-    __array__ = __setattr__ = __delattr__ = __enter__ = _read
+    __array__ = __setattr__ = __delattr__ = __enter__ = _asked_for_class = _read
     __class__ = property(_class_of)
 
     @classmethod

@@ -1,0 +1,53 @@
+"""What `type(x)` gives in code that is captured: the class that `x` has in eager mode.
+
+Nobody sees the call, so a class of ours takes the place of `type` in the files whose code names it. For all
+that does not stand for something else it is `type`.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from whence._torch.record.recorder import FakeTensor
+
+_IN_EAGER = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
+
+
+class StandIn:
+    """Stands in a run for what nobody may read there; who watches comes by, and reads nothing."""
+
+    def _asked_for_class(self) -> type:
+        """What it stands for is of the class of Python's that it has beside ours."""
+        return type(self).__mro__[-2]
+
+
+class _InPlaceOfType(type):
+    """What a class does that is asked as `type` is."""
+
+    def __call__(cls, *given: Any, **named: Any) -> Any:
+        return _class_of(given[0]) if len(given) == 1 and not named else type(*given, **named)
+
+    def __instancecheck__(cls, thing: object) -> bool:
+        return isinstance(thing, type)
+
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, type)
+
+    def __getitem__(cls, kind: Any) -> Any:
+        return type[kind]
+
+
+def _class_of(thing: Any) -> Any:
+    kind = type(thing)
+    if kind is type:
+        return TYPE
+    if issubclass(kind, FakeTensor):
+        return nn.Parameter if isinstance(thing, nn.Parameter) else Tensor
+    if issubclass(kind, StandIn):
+        return kind._asked_for_class(thing)
+    return next((found for symbol, found in _IN_EAGER.items() if issubclass(kind, symbol)), kind)
+
+
+TYPE: Any = _InPlaceOfType("type", (type,), {"__module__": "builtins"})
+"""In the place of `type`."""
