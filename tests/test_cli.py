@@ -1,6 +1,7 @@
 """The command line: what it prints, and how it ends."""
 
 import json
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -307,6 +308,18 @@ def test_a_file_stands_in_the_place_of_a_model(tmp_path: Path, capsys: pytest.Ca
     broken.write_bytes(b"PK")
     assert main(["show", str(broken)]) == FAILED and "WH504" in capsys.readouterr().err
     assert main(["show", str(tmp_path / "none.whence")]) == USAGE and "WH401" in capsys.readouterr().err
+
+
+def test_what_a_file_needs_is_imported(tmp_path: Path) -> None:
+    """In a process that has not loaded it yet; what cannot be imported is bad usage."""
+    path = tmp_path / "bert.whence"
+    _of_a_model(TINY_BERT, backward=False).save(path, weights=False)
+    command = [sys.executable, "-m", "whence", "report", str(path), "--import"]
+    done = subprocess.run(
+        [*command, "transformers.modeling_outputs"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == OK and "BertModel" in done.stdout, done.stderr
+    assert main(["report", str(path), "--import", "nowhere_at_all"]) == USAGE
 
 
 @pytest.mark.sample(2)

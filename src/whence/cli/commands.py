@@ -52,6 +52,14 @@ _DEPTH = _option("--depth", type=_depth, metavar="N", help="how deep the tree of
 _DEVICE = _option("--device", metavar="NAME", help="times by a roofline: a100, h100, h200, mi300x")
 _OTHER = _option("other", metavar="OTHER", help="the model that it is compared with")
 _HTML = _option("--html", metavar="FILE", type=Path, help="write the page of `whence view`, too")
+_IMPORT = _option(
+    "--import",
+    dest="modules",
+    metavar="MODULE",
+    action="append",
+    default=[],
+    help="what a file needs to be imported, as transformers.modeling_outputs",
+)
 JSON = _option("--json", action="store_true", help="print plain data")
 
 COMMANDS = (
@@ -66,6 +74,7 @@ COMMANDS = (
             _option("--select", metavar="PATTERN", help="operations that fit path :: operation :: phase"),
             _DEPTH,
             _HTML,
+            _IMPORT,
         ),
     ),
     Command(
@@ -81,9 +90,15 @@ COMMANDS = (
             _DEVICE,
             _option("--format", choices=("table", "markdown", "csv"), default="table", help="how"),
             _HTML,
+            _IMPORT,
         ),
     ),
-    Command("diff", looking.diff, "say what differs between two models", (_SAVED, _OTHER, _FORWARD, _HTML)),
+    Command(
+        "diff",
+        looking.diff,
+        "say what differs between two models",
+        (_SAVED, _OTHER, _FORWARD, _HTML, _IMPORT),
+    ),
     Command(
         "view",
         looking.view,
@@ -94,6 +109,7 @@ COMMANDS = (
             _option("--other", metavar="OTHER", help="a second model: both, and what differs"),
             _FORWARD,
             _DEVICE,
+            _IMPORT,
         ),
     ),
     Command(
@@ -106,6 +122,7 @@ COMMANDS = (
             _option("-o", "--output", metavar="FILE", type=Path, help="where to write (default: print it)"),
             _FORWARD,
             _option("--device", metavar="NAME", help="whose times a trace has (default: h100)"),
+            _IMPORT,
         ),
     ),
     Command("verify", trusting.verify, "compare the program with eager, bit for bit", (_MODEL, _FORWARD)),
