@@ -67,13 +67,13 @@ def test_shapes_and_dtypes_are_differences() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "added"),
     [
-        (lambda x: x * 2.0, lambda x: x * 3.0, ("aten.mul.Tensor", "f32[6, 4] of 3.0")),
+        (lambda x: x * 2.0, lambda x: x * 3.0, ("aten.mul.Tensor", "f32[6, 4] of other=3.0")),
         (
             lambda x: x.add(x, alpha=2),
             lambda x: x.add(x, alpha=3),
             ("aten.add.Tensor", "f32[6, 4] of alpha=3"),
         ),
-        (lambda x: x + 0.0, lambda x: x + -0.0, ("aten.add.Tensor", "f32[6, 4] of -0.0")),
+        (lambda x: x + 0.0, lambda x: x + -0.0, ("aten.add.Tensor", "f32[6, 4] of other=-0.0")),
         (
             lambda x: x.sin() - x.cos(),
             lambda x: x.cos() - x.sin(),
@@ -94,6 +94,14 @@ def test_constants_and_what_is_read_are_differences(before: Any, after: Any, add
     assert row.added[0] == (added, 1) and len(row.added) == len(row.removed)
 
 
+def test_defaults_are_no_differences() -> None:
+    """An argument that is spelled out as it would have been."""
+    program = whence.capture(nn.GELU(), (X,))
+    with program.track("spelled") as edit:
+        edit.node("gelu").kwargs = {"approximate": "none"}
+    assert program.diff(edit.program).ok
+
+
 def test_another_probability_is_told_once() -> None:
     """A dropout in every layer."""
     first, second = (
@@ -101,7 +109,7 @@ def test_another_probability_is_told_once() -> None:
         for p in (0.1, 0.2)
     )
     (row,) = first.diff(second).rows
-    assert row.calls == ("0.0", "1.0", "2.0") and str(row).count("of 0.2, True") == 1
+    assert row.calls == ("0.0", "1.0", "2.0") and str(row).count("of p=0.2, train=True") == 1
 
 
 def test_figures_that_differ() -> None:

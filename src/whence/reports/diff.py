@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -181,11 +182,24 @@ def _made(node: fx.Node) -> str:
 
 
 def _of_constants(node: fx.Node) -> str:
-    named = sorted(node.kwargs.items())
-    given = [("", leaf) for leaf in tree_flatten(node.args)[0]]
-    given += [(f"{name}=", leaf) for name, value in named for leaf in tree_flatten(value)[0]]
-    told = [name + _constant(leaf) for name, leaf in given if not isinstance(leaf, fx.Node)]
+    leaves = [
+        (name, leaf)
+        for name, value in sorted(_given(node), key=itemgetter(0))
+        for leaf in tree_flatten(value)[0]
+    ]
+    told = [f"{name}={_constant(leaf)}" for name, leaf in leaves if not isinstance(leaf, fx.Node)]
     return f"{_made(node)} of {', '.join(told)}" if told else _made(node)
+
+
+def _given(node: fx.Node) -> Iterator[tuple[str, Any]]:
+    """Arguments by name, or by number where there is no schema, without those that are as by default."""
+    schema = getattr(node.target, "_schema", None)
+    declared = [] if schema is None else schema.arguments
+    defaults = {each.name: str(each.default_value) for each in declared if each.has_default_value()}
+    names = [each.name for each in declared] or list(map(str, range(len(node.args))))
+    for name, value in (*zip(names, node.args, strict=False), *node.kwargs.items()):
+        if defaults.get(name) != str(value):
+            yield name, value
 
 
 def _constant(value: Any) -> str:
