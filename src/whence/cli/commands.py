@@ -45,6 +45,13 @@ def _depth(text: str) -> int:
     return int(text)
 
 
+def _size(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if not name or not number.isdigit():
+        raise argparse.ArgumentTypeError("a size is a name and a whole number, as batch=8")
+    return name, int(number)
+
+
 _MODEL = _option("model", metavar="MODEL", help=MODEL_HELP)
 _SAVED = _option("model", metavar="MODEL", help=SAVED_HELP)
 _FORWARD = _option("--forward", action="store_true", help="the forward only, not the training step")
@@ -59,6 +66,15 @@ _IMPORT = _option(
     action="append",
     default=[],
     help="what a file needs to be imported, as transformers.modeling_outputs",
+)
+_SIZE = _option(
+    "--size",
+    dest="sizes",
+    type=_size,
+    metavar="NAME=N",
+    action="append",
+    default=[],
+    help="what an open size is to be",
 )
 JSON = _option("--json", action="store_true", help="print plain data")
 
@@ -88,6 +104,7 @@ COMMANDS = (
             _option("--sort", metavar="FIGURE", help='the largest first: "forward FLOPs", "kept bytes", …'),
             _option("--where", metavar="PATTERN", help="calls of modules that fit, as layers.*.mlp"),
             _DEVICE,
+            _SIZE,
             _option("--format", choices=("table", "markdown", "csv"), default="table", help="how"),
             _HTML,
             _IMPORT,
@@ -109,6 +126,7 @@ COMMANDS = (
             _option("--other", metavar="OTHER", help="a second model: both, and what differs"),
             _FORWARD,
             _DEVICE,
+            _SIZE,
             _IMPORT,
         ),
     ),
@@ -122,6 +140,7 @@ COMMANDS = (
             _option("-o", "--output", metavar="FILE", type=Path, help="where to write (default: print it)"),
             _FORWARD,
             _option("--device", metavar="NAME", help="whose times a trace has (default: h100)"),
+            _SIZE,
             _IMPORT,
         ),
     ),
