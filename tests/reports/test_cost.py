@@ -116,6 +116,17 @@ def test_what_has_no_formula_is_a_gap() -> None:
     assert vector.beyond["aten.mv.default"] == 2 * (2 * 6 * 4)
 
 
+def test_graphs_of_a_branch_count_once_each() -> None:
+    """Whichever is taken, and however often: that is a gap, and says so."""
+
+    def either(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x @ x @ x, (x,))
+
+    cost = whence.capture(either, (torch.randn(3, 3),)).cost()
+    assert cost.total.flops["forward"] == 3 * 2 * 27
+    assert cost.gaps == {"cond: each of its graphs counts once": 1}
+
+
 def test_open_sizes_are_those_that_are_given() -> None:
     """As if captured at that size; the example's where none is given."""
     model, batch = nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.export.Dim("batch")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
 
@@ -132,6 +133,15 @@ def test_producer_and_consumer_are_named() -> None:
     assert (row.operation, row.call, row.bytes) == ("aten.relu.default", "1", 6 * 8 * 4)
     assert row.reads.startswith("aten.")
     assert whence.capture(model, (X,)).memory().kept == ()
+
+
+def test_sizes_are_not_kept() -> None:
+    """Numbers that the backward reads take no memory."""
+    program = whence.capture(
+        nn.Linear(4, 4), (X,), backward=lambda y: y.square().mean(), dynamic_shapes=({0: Dim("rows", min=2)},)
+    )
+    assert any(node.target is torch.ops.aten.sym_size.int for node in program.graph.nodes)
+    assert program.memory().kept and all(row.bytes for row in program.memory().kept)
 
 
 def test_peak_of_a_chain() -> None:

@@ -200,7 +200,8 @@ def _kept(storages: Storages) -> Iterator[Kept]:
             continue
         for source in node.all_input_nodes:
             for base in storages.bases[source]:
-                is_made = base.op == "call_function" and origin_of(base).phase is Phase.FORWARD
+                has_memory = base.op == "call_function" and isinstance(base.meta.get("val"), Tensor)
+                is_made = has_memory and origin_of(base).phase is Phase.FORWARD
                 if is_made and base.name not in updated:
                     seen.setdefault(base, (source, node))
     for base, (source, node) in seen.items():
