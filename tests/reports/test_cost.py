@@ -107,6 +107,7 @@ def test_what_has_no_formula_is_a_gap() -> None:
     assert cost.total.total_flops == 2 * 4 * 6 * 4
     assert cost.gaps["aten.linalg_inv_ex.default: no formula"] == 1
     assert whence.capture(torch.lgamma, (X,)).cost().gaps == {}
+    assert whence.capture(torch.linalg.vector_norm, (X,)).cost().gaps == {}  # a sum, as clipping takes it
     bilinear = whence.capture(nn.Bilinear(4, 4, 2), (X, X)).cost()
     assert bilinear.gaps or bilinear.total.total_flops
     product = whence.capture(lambda x: x @ x[0], (X,)).cost()

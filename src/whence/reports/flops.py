@@ -33,6 +33,8 @@ _MULTIPLIES = frozenset(
     )
 )
 """Words in names of operators that multiply."""
+_SUM = frozenset(("linalg", "vector", "norm"))
+"""One whose name says so, and that is a sum: clipping gradients takes it."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,8 @@ def _may_multiply(target: Any) -> bool:
         or namespace in ("getitem", "prims")
     ):
         return False
-    return namespace != "aten" or not _MULTIPLIES.isdisjoint(name.replace(".", "_").split("_"))
+    words = frozenset(name.replace(".", "_").split("_"))
+    return namespace != "aten" or not (_MULTIPLIES.isdisjoint(words) or words >= _SUM)
 
 
 def _of_decomposition(target: Any, args: Any, kwargs: Any) -> Flops:
