@@ -83,7 +83,7 @@ def _profiled(step: Callable[..., Any], held: list[Tensor]) -> int:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["llama", "t5", "mixtral", "resnet", "vit", "unet", "bert", "gpt2"])
+@pytest.mark.parametrize("name", ["llama", "t5", "mixtral", "resnet", "vit", "unet", "bert", "gpt2", "gru"])
 def test_kept_is_what_eager_saves(name: str) -> None:
     """Storages counted once, largest first."""
     found = case(name)

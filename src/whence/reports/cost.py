@@ -23,6 +23,10 @@ from whence.schema import InputKind, Phase
 
 RECOMPUTED = "recomputed"
 """What a checkpoint computes once more, in the backward."""
+_UNSAID = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
+)
 
 
 @dataclass(frozen=True)
@@ -178,8 +182,8 @@ def _cost(
 
 
 def viewed_argument(target: Any) -> int | None:
-    """The argument in whose memory the result of an operator lies; one schema does not say so."""
-    return 0 if target is torch.ops.aten._unsafe_view.default else traits(target).viewed
+    """The argument in whose memory the result of an operator lies; schemas of a few do not say so."""
+    return 0 if getattr(target, "overloadpacket", None) in _UNSAID else traits(target).viewed
 
 
 def _dtype(value: Any) -> str:
