@@ -21,12 +21,10 @@ from whence.reports.flops import bytes_at, flops_of
 from whence.reports.numbers import scaled
 from whence.schema import InputKind, Phase
 
+aten = torch.ops.aten
 RECOMPUTED = "recomputed"
 """What a checkpoint computes once more, in the backward."""
-_UNSAID = frozenset(
-    getattr(torch.ops.aten, name)
-    for name in ("_unsafe_view", "unsafe_split", "unsafe_split_with_sizes", "unsafe_chunk")
-)
+_UNSAID = frozenset((aten._unsafe_view, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.unsafe_chunk))
 
 
 @dataclass(frozen=True)
