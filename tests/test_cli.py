@@ -1,6 +1,7 @@
 """The command line: what it prints, and how it ends."""
 
 import json
+import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -307,6 +308,46 @@ def test_a_file_stands_in_the_place_of_a_model(tmp_path: Path, capsys: pytest.Ca
     broken.write_bytes(b"PK")
     assert main(["show", str(broken)]) == FAILED and "WH504" in capsys.readouterr().err
     assert main(["show", str(tmp_path / "none.whence")]) == USAGE and "WH401" in capsys.readouterr().err
+
+
+SIZED = """
+import torch
+
+def make():
+    return torch.nn.Sequential(Positive()), (torch.tensor([1.0, -1.0, 2.0]),)
+
+class Positive(torch.nn.Module):
+    def forward(self, x):
+        return x[x > 0].sin().sum()
+"""
+
+
+@pytest.mark.parametrize(
+    "command", [["report"], ["graph"], ["graph", "--format", "trace"], ["view", "--html", "page"]]
+)
+def test_sizes_that_data_decide_can_be_given(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where nobody says one, the error does."""
+    written(SIZED, tmp_path, monkeypatch)
+    asked = [command[0], "mine:make", "--forward", *command[1:]]
+    assert main(asked) == USAGE and "size_of_index" in capsys.readouterr().err
+    assert main([*asked, "--size", "size_of_index=2"]) == OK
+    assert main([*asked, "--size", "another=2"]) == USAGE
+    with pytest.raises(SystemExit):
+        main([*asked, "--size", "size_of_index"])
+
+
+def test_what_a_file_needs_is_imported(tmp_path: Path) -> None:
+    """In a process that has not loaded it yet; what cannot be imported is bad usage."""
+    path = tmp_path / "bert.whence"
+    _of_a_model(TINY_BERT, backward=False).save(path, weights=False)
+    command = [sys.executable, "-m", "whence", "report", str(path), "--import"]
+    done = subprocess.run(
+        [*command, "transformers.modeling_outputs"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == OK and "BertModel" in done.stdout, done.stderr
+    assert main(["report", str(path), "--import", "nowhere_at_all"]) == USAGE
 
 
 @pytest.mark.sample(2)

@@ -20,7 +20,7 @@ from whence.execution.taken_step import of_later_steps, step_taken
 from whence.execution.validity import check, check_inputs, guarded, guards_for
 from whence.execution.values.first import First, first_difference, first_nonfinite
 from whence.execution.values.reading import ValueKey, Values, run
-from whence.execution.verify import Verification, verify
+from whence.execution.verify import Verification, refuse_unknown, verify
 from whence.execution.verify_step import runs_itself, verify_step
 from whence.guards import Guarded
 from whence.hierarchy import Tree
@@ -237,17 +237,23 @@ class Program(Reported):
         kwargs: dict[str, Any] | None = None,
         *,
         optimizer: object = None,
+        atol: float | None = None,
+        by: str | None = None,
     ) -> Verification:
         """Run eager and the program from the same seed, and compare everything bit for bit.
 
         `model` may be another instance than the captured one; it is left as it was. For a program of
         `capture_step` it is the captured one, with the captured `optimizer`, since that is what the step
-        runs; both are left as they were.
+        runs; both are left as they were. With `atol` the answer says whether all is `close`, too; `ok` is
+        about bits all the same. `by="call"` compares what each call of a module returns, too.
         """
+        refuse_unknown(by, is_step=self.step is not None)
         if self.step is None:
-            return verify(fitting(self, args, kwargs), model, args, kwargs)
-        held = one_module(model)
-        return verify_step(self, held, (args, kwargs or {}), optimizer, self._checks(held))
+            found = verify(fitting(self, args, kwargs), model, args, kwargs, by)
+        else:
+            held = one_module(model)
+            found = verify_step(self, held, (args, kwargs or {}), optimizer, self._checks(held))
+        return replace(found, atol=atol)
 
     def run(
         self,

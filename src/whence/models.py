@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -37,6 +38,17 @@ def load(name: str) -> NamedModel:
     return _from_factory(name)
 
 
+def imported(name: str) -> ModuleType:
+    """A module, also one of the working directory; raises `UsageError` where there is none."""
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise UsageError(f"cannot import {name}: {error}") from error
+    finally:
+        sys.path.pop(0)
+
+
 def _from_factory(name: str) -> NamedModel:
     module_name, _, factory_name = name.partition(":")
     if not module_name or not factory_name:
@@ -44,15 +56,10 @@ def _from_factory(name: str) -> NamedModel:
             f"{name!r} does not name a model",
             remedy="write package.module:factory, or hf:Architecture(option=value)",
         )
-    sys.path.insert(0, str(Path.cwd()))
     try:
-        factory = getattr(importlib.import_module(module_name), factory_name)
-    except ImportError as error:
-        raise UsageError(f"cannot import {module_name}: {error}") from error
+        factory = getattr(imported(module_name), factory_name)
     except AttributeError as error:
         raise UsageError(f"{module_name} has no {factory_name}") from error
-    finally:
-        sys.path.pop(0)
     if not callable(factory):
         raise UsageError(f"{name} is a {type(factory).__name__}, not a function that makes a model")
     try:

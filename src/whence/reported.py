@@ -87,19 +87,21 @@ class Reported(Program):
         others = figures_of(other, device, sizes)
         return written(page(figures, others, self.diff(other).to_dict()), self.name, path)
 
-    def to_text(self, form: str, device: str | Device | None = None) -> str:
+    def to_text(
+        self, form: str, device: str | Device | None = None, *, sizes: Mapping[str, int] | None = None
+    ) -> str:
         """The program as other tools read it, as the text of a file.
 
         `"model-explorer"`: JSON whose layers are phases, then modules. `"trace"`: JSON for Perfetto and
         Chrome, operations one behind another, each as long as `cost(device)` says ("h100", if none is named),
         and memory. `"dot"`: for Graphviz, calls are clusters. `"tlparse"`: a log of artefacts for `tlparse`.
-        Raises `UsageError` for other forms.
+        Raises `UsageError` for other forms, and what `cost` raises.
         """
-        return text_of(self, form, device)
+        return text_of(self, form, device, sizes)
 
-    def to_networkx(self) -> Any:
+    def to_networkx(self, *, sizes: Mapping[str, int] | None = None) -> Any:
         """The graph as a `networkx.MultiDiGraph`: nodes by name, with operator, phase, call, line, FLOPs."""
-        return network(figures_of(self))
+        return network(figures_of(self, sizes=sizes))
 
     def to_dict(self) -> dict[str, Any]:
         """Signature, calls, nodes, origins and guards as plain data, in the form of `docs/schema.md`."""

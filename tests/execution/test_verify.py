@@ -95,6 +95,43 @@ def test_divergence_names_the_module() -> None:
     assert divergence.startswith("1.up (Linear)")
 
 
+def test_calls_are_compared() -> None:
+    """What each returns has a row of its own, in the order in which they end."""
+    model = nn.Sequential(zoo.Mlp(), zoo.Mlp())
+    program = whence.capture(model, (X,))
+    equal = program.verify(model, (X,), by="call")
+    calls = [row.name for row in equal.rows if row.kind == "call"]
+    assert equal.ok and calls[0] == "0.norm (LayerNorm)" and calls[-1] == "(root) (Sequential)"
+    assert "call" not in kinds(program.verify(model, (X,)))
+    (node,) = program.select("1.up :: aten.linear")
+    node.args = node.args[:2]
+    found = [row for row in program.verify(model, (X,), by="call").rows if row.kind == "call"]
+    names = [row.name.partition(" ")[0] for row in found if not row.equal]
+    assert (
+        names[0] == "1.up"
+        and set(names) <= {"1", "1.up", "1.dropout", "1.down", "(root)"}
+        and not found[-1].equal
+    )
+    assert "Mlp.forward" in next(row.note for row in found if not row.equal)
+    with pytest.raises(whence.UsageError, match='by="call"'):
+        program.verify(model, (X,), by="node")
+
+
+def test_close_is_never_equal() -> None:
+    """A last bit is within a tolerance, and `ok` says that it differs."""
+    model = zoo.Mlp()
+    program = whence.capture(model, (X,))
+    with program.track("rounded") as edit:
+        (node,) = edit.graph.find_nodes(op="call_function", target=torch.ops.aten.gelu.default)
+        node.kwargs = {"approximate": "tanh"}
+    found = edit.program.verify(model, (X,), atol=1e-2)
+    assert found.close and not found.ok and found.to_dict()["close"] is True
+    assert "all within 0.01" in str(found) and str(found).endswith("NOT bitwise equal to eager")
+    assert edit.program.verify(model, (X,), atol=1e-12).close is False
+    assert edit.program.verify(model, (X,)).close is None
+    assert program.verify(model, (X,), atol=0.0).close and program.verify(model, (X,), atol=0.0).ok
+
+
 def test_other_weights_are_compared() -> None:
     """A program is verified against another instance by that instance's own weights."""
     model, other = zoo.Mlp(), zoo.Mlp()

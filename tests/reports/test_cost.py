@@ -107,6 +107,7 @@ def test_what_has_no_formula_is_a_gap() -> None:
     assert cost.total.total_flops == 2 * 4 * 6 * 4
     assert cost.gaps["aten.linalg_inv_ex.default: no formula"] == 1
     assert whence.capture(torch.lgamma, (X,)).cost().gaps == {}
+    assert whence.capture(torch.linalg.vector_norm, (X,)).cost().gaps == {}  # a sum, as clipping takes it
     bilinear = whence.capture(nn.Bilinear(4, 4, 2), (X, X)).cost()
     assert bilinear.gaps or bilinear.total.total_flops
     product = whence.capture(lambda x: x @ x[0], (X,)).cost()
@@ -114,6 +115,17 @@ def test_what_has_no_formula_is_a_gap() -> None:
     x = X.clone().requires_grad_()
     vector = whence.capture(lambda x: x @ x[0], (x,), backward=lambda y: y.sum()).cost()
     assert vector.beyond["aten.mv.default"] == 2 * (2 * 6 * 4)
+
+
+def test_graphs_of_a_branch_count_once_each() -> None:
+    """Whichever is taken, and however often: that is a gap, and says so."""
+
+    def either(x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x @ x @ x, (x,))
+
+    cost = whence.capture(either, (torch.randn(3, 3),)).cost()
+    assert cost.total.flops["forward"] == 3 * 2 * 27
+    assert cost.gaps == {"cond: each of its graphs counts once": 1}
 
 
 def test_open_sizes_are_those_that_are_given() -> None:

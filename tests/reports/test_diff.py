@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -60,6 +62,62 @@ def test_shapes_and_dtypes_are_differences() -> None:
     assert found.inputs == ("+ args[0]: f32[2, 4]", "- args[0]: f32[6, 4]")
     double = whence.capture(nn.Linear(4, 4).double(), (X.double(),))
     assert program.diff(double).rows[0].added == ((("aten.linear.default", "f64[6, 4]"), 1),)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "added"),
+    [
+        (lambda x: x * 2.0, lambda x: x * 3.0, ("aten.mul.Tensor", "f32[6, 4] of other=3.0")),
+        (
+            lambda x: x.add(x, alpha=2),
+            lambda x: x.add(x, alpha=3),
+            ("aten.add.Tensor", "f32[6, 4] of alpha=3"),
+        ),
+        (lambda x: x + 0.0, lambda x: x + -0.0, ("aten.add.Tensor", "f32[6, 4] of other=-0.0")),
+        (
+            lambda x: x.sin() - x.cos(),
+            lambda x: x.cos() - x.sin(),
+            ("aten.sub.Tensor", "f32[6, 4] of aten.cos.default forward, aten.sin.default forward"),
+        ),
+        (
+            lambda x: (x.sin(), x.cos()),
+            lambda x: (x.cos(), x.sin()),
+            ("output[0]", "f32[6, 4] of aten.cos.default forward"),
+        ),
+    ],
+)
+def test_constants_and_what_is_read_are_differences(before: Any, after: Any, added: tuple[str, str]) -> None:
+    """Where operators and shapes are alike."""
+    first, second = (whence.capture(each, (X,)) for each in (before, after))
+    assert first.diff(first).ok
+    (row,) = first.diff(second).rows
+    assert row.added[0] == (added, 1) and len(row.added) == len(row.removed)
+
+
+def test_defaults_are_no_differences() -> None:
+    """An argument that is spelled out as it would have been."""
+    program = whence.capture(nn.GELU(), (X,))
+    with program.track("spelled") as edit:
+        edit.node("gelu").kwargs = {"approximate": "none"}
+    assert program.diff(edit.program).ok
+
+
+def test_another_probability_is_told_once() -> None:
+    """A dropout in every layer."""
+    first, second = (
+        whence.capture(nn.Sequential(*(nn.Sequential(nn.Dropout(p)) for _ in range(3))), (X,))
+        for p in (0.1, 0.2)
+    )
+    (row,) = first.diff(second).rows
+    assert row.calls == ("0.0", "1.0", "2.0") and str(row).count("of p=0.2, train=True") == 1
+
+
+def test_figures_that_differ() -> None:
+    """FLOPs and bytes of all, before and after."""
+    found = blocks().diff(blocks(count=2))
+    flops = blocks().cost().total.flops["forward"], blocks(count=2).cost().total.flops["forward"]
+    assert ("forward FLOPs", *flops) in found.figures and f"forward FLOPs: {flops[0]:,}, now" in str(found)
+    assert blocks().diff(blocks()).figures == ()
 
 
 def test_what_a_pass_moved() -> None:

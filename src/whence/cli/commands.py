@@ -45,6 +45,13 @@ def _depth(text: str) -> int:
     return int(text)
 
 
+def _size(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if not name or not number.isdigit():
+        raise argparse.ArgumentTypeError("a size is a name and a whole number, as batch=8")
+    return name, int(number)
+
+
 _MODEL = _option("model", metavar="MODEL", help=MODEL_HELP)
 _SAVED = _option("model", metavar="MODEL", help=SAVED_HELP)
 _FORWARD = _option("--forward", action="store_true", help="the forward only, not the training step")
@@ -52,6 +59,23 @@ _DEPTH = _option("--depth", type=_depth, metavar="N", help="how deep the tree of
 _DEVICE = _option("--device", metavar="NAME", help="times by a roofline: a100, h100, h200, mi300x")
 _OTHER = _option("other", metavar="OTHER", help="the model that it is compared with")
 _HTML = _option("--html", metavar="FILE", type=Path, help="write the page of `whence view`, too")
+_IMPORT = _option(
+    "--import",
+    dest="modules",
+    metavar="MODULE",
+    action="append",
+    default=[],
+    help="what a file needs to be imported, as transformers.modeling_outputs",
+)
+_SIZE = _option(
+    "--size",
+    dest="sizes",
+    type=_size,
+    metavar="NAME=N",
+    action="append",
+    default=[],
+    help="what an open size is to be",
+)
 JSON = _option("--json", action="store_true", help="print plain data")
 
 COMMANDS = (
@@ -66,6 +90,7 @@ COMMANDS = (
             _option("--select", metavar="PATTERN", help="operations that fit path :: operation :: phase"),
             _DEPTH,
             _HTML,
+            _IMPORT,
         ),
     ),
     Command(
@@ -79,11 +104,18 @@ COMMANDS = (
             _option("--sort", metavar="FIGURE", help='the largest first: "forward FLOPs", "kept bytes", …'),
             _option("--where", metavar="PATTERN", help="calls of modules that fit, as layers.*.mlp"),
             _DEVICE,
+            _SIZE,
             _option("--format", choices=("table", "markdown", "csv"), default="table", help="how"),
             _HTML,
+            _IMPORT,
         ),
     ),
-    Command("diff", looking.diff, "say what differs between two models", (_SAVED, _OTHER, _FORWARD, _HTML)),
+    Command(
+        "diff",
+        looking.diff,
+        "say what differs between two models",
+        (_SAVED, _OTHER, _FORWARD, _HTML, _IMPORT),
+    ),
     Command(
         "view",
         looking.view,
@@ -94,6 +126,8 @@ COMMANDS = (
             _option("--other", metavar="OTHER", help="a second model: both, and what differs"),
             _FORWARD,
             _DEVICE,
+            _SIZE,
+            _IMPORT,
         ),
     ),
     Command(
@@ -106,6 +140,8 @@ COMMANDS = (
             _option("-o", "--output", metavar="FILE", type=Path, help="where to write (default: print it)"),
             _FORWARD,
             _option("--device", metavar="NAME", help="whose times a trace has (default: h100)"),
+            _SIZE,
+            _IMPORT,
         ),
     ),
     Command("verify", trusting.verify, "compare the program with eager, bit for bit", (_MODEL, _FORWARD)),

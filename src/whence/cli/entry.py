@@ -11,6 +11,7 @@ from whence.cli.completion import SHELLS, script
 from whence.cli.printing import FAILED, OK, USAGE
 from whence.errors import CaptureError, SelectionError, UsageError, WhenceError
 from whence.execution.doctor import version_of
+from whence.models import imported
 
 _PIPED_WIDTH = 200
 _LAST_LINES = 12
@@ -56,6 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _ran(options: argparse.Namespace) -> int:
     console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
     try:
+        for module in getattr(options, "modules", ()):
+            imported(module)
         return int(options.run(options, console))
     except (UsageError, SelectionError) as error:
         print_error(str(error))

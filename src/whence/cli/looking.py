@@ -53,9 +53,9 @@ def report(options: argparse.Namespace, console: Console) -> int:
     program = program_of(options.model, backward=not options.forward)
     chosen = {name: getattr(options, name) for name in ("depth", "sort", "where", "device")}
     with working("counting"):
-        found = program.report(**chosen)
+        found = program.report(**chosen, sizes=dict(options.sizes))
     if options.html:
-        write_page(program, options.html, device=options.device)
+        write_page(program, options.html, device=options.device, sizes=dict(options.sizes))
     if options.json:
         return print_json(console, found.to_dict())
     texts = {"markdown": found.to_markdown, "csv": found.to_csv}
@@ -83,7 +83,7 @@ def view(options: argparse.Namespace, console: Console) -> int:
     program = program_of(options.model, backward=not options.forward)
     other = program_of(options.other, backward=not options.forward) if options.other else None
     path = options.html or Path(file_name(program.name))
-    write_page(program, path, other=other, device=options.device)
+    write_page(program, path, other=other, device=options.device, sizes=dict(options.sizes))
     size = path.stat().st_size
     if options.json:
         counts = {"nodes": len(program.graph.nodes), "calls": len(program.calls)}
@@ -111,4 +111,4 @@ def graph(options: argparse.Namespace, console: Console) -> int:
 def _text(program: Program, options: argparse.Namespace) -> str:
     if options.format == "json":
         return json.dumps(program.to_dict(), allow_nan=False)
-    return program.to_text(options.format, device=options.device)
+    return program.to_text(options.format, device=options.device, sizes=dict(options.sizes))

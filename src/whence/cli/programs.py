@@ -1,7 +1,7 @@
 """The programs that a command line names, and what is shown while they are made."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,12 +55,17 @@ def captured(named: NamedModel, *, backward: bool) -> Program:
 
 
 def write_page(
-    program: Program, path: Path, *, other: Program | None = None, device: str | None = None
+    program: Program,
+    path: Path,
+    *,
+    other: Program | None = None,
+    device: str | None = None,
+    sizes: Mapping[str, int] | None = None,
 ) -> None:
     """Write the page of a program, or of two; raises `UsageError` where nothing can be written."""
     with working(f"writing {path}"):
         try:
-            program.view(path, other=other, device=device)
+            program.view(path, other=other, device=device, sizes=sizes)
         except OSError as error:
             raise not_written(path, error) from error
 

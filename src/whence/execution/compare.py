@@ -46,7 +46,7 @@ def compare(expected: Run, found: Run) -> tuple[Comparison, ...]:
 def _table(kind: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[Comparison]:
     for name, value in expected.items():
         if name in found:
-            yield _row(kind, name, value, found[name])
+            yield beside(kind, name, value, found[name])
         else:
             yield Comparison(kind, name, equal=False, note="missing in the program")
     yield from (
@@ -54,7 +54,8 @@ def _table(kind: str, expected: Mapping[str, Any], found: Mapping[str, Any]) -> 
     )
 
 
-def _row(kind: str, name: str, expected: Any, found: Any) -> Comparison:
+def beside(kind: str, name: str, expected: Any, found: Any) -> Comparison:
+    """One value of eager beside that of a program."""
     if not isinstance(expected, Tensor) or not isinstance(found, Tensor):
         equal = type(expected) is type(found) and bool(expected == found)
         return Comparison(

@@ -5,7 +5,7 @@ buffers, everything the run changes, and the random number generator's state are
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from whence._torch.operators.table import said_of
 from whence.errors import UsageError
 from whence.execution.compare import Comparison, compare
 from whence.execution.running import Run, run_eager, run_module, same_start, seed_of_its_way
-from whence.execution.values.first import first_divergence
+from whence.execution.values.first import by_call, first_divergence
 from whence.program import Program
 from whence.program.arguments.variants import alone
 from whence.program.node_records import place_of
@@ -41,7 +41,8 @@ class Verification:
     asked whether it is being compiled; `explained` is true when the program equals eager bit for bit once
     eager is told that it is: the difference is then the model's own choice. It never makes `ok` true.
     `uninitialised` says where memory of `torch.empty` is read before anybody wrote it, and what that reaches:
-    eager itself gives other numbers there in every run.
+    eager itself gives other numbers there in every run. `close` says whether all is within `atol`, where one
+    was given; it never makes `ok` true, either.
     """
 
     rows: tuple[Comparison, ...]
@@ -49,6 +50,15 @@ class Verification:
     asked: tuple[str, ...] = ()
     explained: bool = False
     uninitialised: tuple[str, ...] = ()
+    atol: float | None = None
+
+    @property
+    def close(self) -> bool | None:
+        """Whether every value is equal, or differs by no more than `atol`; None where nobody gave one."""
+        return None if self.atol is None else all(map(self._is_close, self.rows))
+
+    def _is_close(self, row: Comparison) -> bool:
+        return row.equal or (row.difference is not None and row.difference <= (self.atol or 0.0))
 
     @property
     def ok(self) -> bool:
@@ -57,7 +67,8 @@ class Verification:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return plain_fields(self, "ok", "rows", "divergence", "asked", "explained", "uninitialised")
+        told = plain_fields(self, "ok", "rows", "divergence", "asked", "explained", "uninitialised")
+        return told if self.atol is None else {**told, "atol": self.atol, "close": self.close}
 
     def _repr_html_(self) -> str:
         return opening_html(str(self).splitlines()[-1], str(self))
@@ -67,10 +78,14 @@ class Verification:
 
 
 def verify(
-    program: Program, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any] | None
+    program: Program,
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any] | None,
+    by: str | None = None,
 ) -> Verification:
     """Compare `program` with `model` on these inputs; the model, its gradients and all seeds are left as
-    they were.
+    they were. `by` "call" compares what each call returns, too.
 
     Raises `CallError` when the inputs do not fit the capture.
     """
@@ -107,7 +122,17 @@ def verify(
         return found
 
     divergence = partial(run, lambda given: first_divergence(bound, subject, *given))
-    return compared(bound, eager, run_program, run_told if may_ask else None, divergence)
+    found = compared(bound, eager, run_program, run_told if may_ask else None, divergence)
+    calls = run(lambda given: tuple(by_call(bound, subject, *given))) if by else ()
+    return replace(found, rows=(*found.rows, *calls))
+
+
+def refuse_unknown(by: str | None, *, is_step: bool) -> None:
+    """Raises `UsageError` for other ways to compare than those there are."""
+    if by not in (None, "call"):
+        raise UsageError(f"nothing is compared by {by!r}", remedy='leave it out, or give by="call"')
+    if by and is_step:
+        raise UsageError("the calls of a training step are not compared", remedy="capture its model for that")
 
 
 def _without_gradients(program: Program) -> UsageError:
@@ -150,6 +175,8 @@ def _lines(result: Verification) -> Sequence[str]:
     if result.uninitialised:
         lines.append("memory of torch.empty is read before it is written, and is other numbers in every run:")
         lines += [f"  {line}" for line in result.uninitialised[:5]]
+    if result.close is not None and not result.ok:
+        lines.append(f"{'all' if result.close else 'not all'} within {result.atol:g}")
     return [*lines, _verdict(result)]
 
 

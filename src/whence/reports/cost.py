@@ -21,8 +21,10 @@ from whence.reports.flops import bytes_at, flops_of
 from whence.reports.numbers import scaled
 from whence.schema import InputKind, Phase
 
+aten = torch.ops.aten
 RECOMPUTED = "recomputed"
 """What a checkpoint computes once more, in the backward."""
+_UNSAID = frozenset((aten._unsafe_view, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.unsafe_chunk))
 
 
 @dataclass(frozen=True)
@@ -178,8 +180,8 @@ def _cost(
 
 
 def viewed_argument(target: Any) -> int | None:
-    """The argument in whose memory the result of an operator lies; one schema does not say so."""
-    return 0 if target is torch.ops.aten._unsafe_view.default else traits(target).viewed
+    """The argument in whose memory the result of an operator lies; schemas of a few do not say so."""
+    return 0 if getattr(target, "overloadpacket", None) in _UNSAID else traits(target).viewed
 
 
 def _dtype(value: Any) -> str:

@@ -1,26 +1,49 @@
 """What differs between two programs, by provenance: which calls do otherwise, and in what.
 
 Operations have no identity across programs, but for the call and the phase they come from. Those of a call
-are compared as a bag, by operator and by what they make: names and order do not count. Calls whose
-differences are the same, and that differ in numbers in their paths alone, are told once.
+are compared as a bag, by operator and by what they make: names and order do not count. Where that is alike
+their constants are compared, and where all is alike what each of them reads. Calls whose differences are the
+same, and that differ in numbers in their paths alone, are told once.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from operator import itemgetter
 from typing import Any
 
+import torch
+from torch import fx
+
+from whence._torch.graphs import nodes_in
 from whence._torch.operators.schemas import op_name
+from whence._torch.pytrees import tree_flatten
+from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.program.signature import describe
+from whence.reports.cost import cost_of
+from whence.reports.memory import memory_of
+from whence.schema import Phase
 
 Operation = tuple[str, str]
-"""An operator, and what it makes: `("aten.mm.default", "f32[8, 4]")`."""
+"""An operator, and what it makes: `("aten.mm.default", "f32[8, 4]")`; of what, where else nothing differs."""
 Bag = Mapping[tuple[str, str], Counter[Operation]]
 """The operations of each call site and phase."""
+_PLAIN = (
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+)
 
 
 @dataclass(frozen=True)
@@ -51,7 +74,8 @@ class Diff(OpensInNotebook):
 
     `appeared` and `gone` are call sites that only the second and only the first has, `retyped` those of
     another class. `rows` are what calls do otherwise. `inputs` and `outputs` are rows of the signature that
-    are there in one alone (`+ name: f32[4]`, `- …`). `ok` says that there is no difference.
+    are there in one alone (`+ name: f32[4]`, `- …`). `figures` are those of the whole programs, before and
+    after, where they differ: FLOPs by phase, bytes. `ok` says that there is no difference.
     """
 
     appeared: tuple[str, ...]
@@ -60,6 +84,7 @@ class Diff(OpensInNotebook):
     rows: tuple[CallChange, ...]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    figures: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -81,7 +106,8 @@ class Diff(OpensInNotebook):
         lines = [f"+ call {site}" for site in self.appeared] + [f"- call {site}" for site in self.gone]
         lines += [f"~ call {site}: {before}, now {now}" for site, before, now in self.retyped]
         lines += [f"{text[0]} {kind}{text[1:]}" for kind, rows in borders for text in rows]
-        return "\n".join([*lines, *map(str, self.rows)])
+        changed = [f"{name}: {was:,}, now {now:,}" for name, was, now in self.figures]
+        return "\n".join([*lines, *map(str, self.rows), *changed])
 
 
 def diff_of(before: Program, after: Program) -> Diff:
@@ -89,26 +115,107 @@ def diff_of(before: Program, after: Program) -> Diff:
     sites = [{str(call.site): call.site.type for call in each.calls} for each in (before, after)]
     shared = [site for site in sites[0] if site in sites[1]]
     retyped = [(site, sites[0][site], sites[1][site]) for site in shared if sites[0][site] != sites[1][site]]
-    bags = _bag(before), _bag(after)
     return Diff(
         appeared=tuple(site for site in sites[1] if site not in sites[0]),
         gone=tuple(site for site in sites[0] if site not in sites[1]),
         retyped=tuple(retyped),
-        rows=tuple(_folded(list(_changes(*bags)))),
+        rows=tuple(_folded(_rows(before, after))),
         inputs=tuple(_of_one(*(_inputs(each) for each in (before, after)))),
         outputs=tuple(_of_one(*(_outputs(each) for each in (before, after)))),
+        figures=tuple(_figures(before, after)),
     )
 
 
-def _bag(program: Program) -> dict[tuple[str, str], Counter[Operation]]:
+def _figures(before: Program, after: Program) -> Iterator[tuple[str, int, int]]:
+    """None where data decide sizes: nobody said which."""
+    try:
+        was, now = _totals(before), _totals(after)
+    except UsageError:
+        return
+    for name in was | now:
+        if was.get(name, 0) != now.get(name, 0):
+            yield name, was.get(name, 0), now.get(name, 0)
+
+
+def _totals(program: Program) -> dict[str, int]:
+    total, memory = cost_of(program).total, memory_of(program)
+    flops = {f"{phase} FLOPs": count for phase, count in total.flops.items()}
+    moved = {"parameters": total.parameters, "bytes moved": total.read + total.written}
+    return {**flops, **moved, "kept bytes": memory.kept_bytes, "peak bytes": memory.peak}
+
+
+def _rows(before: Program, after: Program) -> list[CallChange]:
+    """By what operations make; in calls where that is alike by constants; if all is, by what they read."""
+    rows = list(_changes(*(_bag(each, _made) for each in (before, after))))
+    told = {(call, row.phase) for row in rows for call in row.calls}
+    constants = _changes(*(_bag(each, _of_constants) for each in (before, after)))
+    rows += [row for row in constants if (row.calls[0], row.phase) not in told]
+    return rows or list(_changes(*map(_wiring, (before, after))))
+
+
+def _bag(program: Program, spelled: Callable[[fx.Node], str]) -> dict[tuple[str, str], Counter[Operation]]:
     found: dict[tuple[str, str], Counter[Operation]] = {}
     for node in program.nodes():
         if node.op == "call_function":
-            origin = origin_of(node)
-            site = "" if origin.place is None else str(origin.place)
-            made = (op_name(node.target), describe(node.meta.get("val")))
-            found.setdefault((site, origin.phase.value), Counter())[made] += 1
+            made = (op_name(node.target), spelled(node))
+            found.setdefault(_site(node), Counter())[made] += 1
     return found
+
+
+def _wiring(program: Program) -> Bag:
+    found = _bag(program, _of_reads)
+    returned = found.setdefault(("", Phase.FORWARD.value), Counter())
+    for row in program.signature.outputs:
+        if row.node:
+            node = program.node(row.node)
+            returned[row.path, f"{_made(node)} of {_source(node)}"] += 1
+    return found
+
+
+def _site(node: fx.Node) -> tuple[str, str]:
+    origin = origin_of(node)
+    return "" if origin.place is None else str(origin.place), origin.phase.value
+
+
+def _made(node: fx.Node) -> str:
+    return describe(node.meta.get("val"))
+
+
+def _of_constants(node: fx.Node) -> str:
+    leaves = [
+        (name, leaf)
+        for name, value in sorted(_given(node), key=itemgetter(0))
+        for leaf in tree_flatten(value)[0]
+    ]
+    told = [f"{name}={_constant(leaf)}" for name, leaf in leaves if not isinstance(leaf, fx.Node)]
+    return f"{_made(node)} of {', '.join(told)}" if told else _made(node)
+
+
+def _given(node: fx.Node) -> Iterator[tuple[str, Any]]:
+    """Arguments by name, or by number where there is no schema, without those that are as by default."""
+    schema = getattr(node.target, "_schema", None)
+    declared = [] if schema is None else schema.arguments
+    defaults = {each.name: str(each.default_value) for each in declared if each.has_default_value()}
+    names = [each.name for each in declared] or list(map(str, range(len(node.args))))
+    for name, value in (*zip(names, node.args, strict=False), *node.kwargs.items()):
+        if defaults.get(name) != str(value):
+            yield name, value
+
+
+def _constant(value: Any) -> str:
+    """Its text, where that has no address in it."""
+    return str(value) if isinstance(value, _PLAIN) else type(value).__name__
+
+
+def _of_reads(node: fx.Node) -> str:
+    read = nodes_in((node.args, dict(sorted(node.kwargs.items()))))
+    return f"{_made(node)} of {', '.join(map(_source, read))}"
+
+
+def _source(node: fx.Node) -> str:
+    if node.op != "call_function":
+        return node.name
+    return " ".join((op_name(node.target), *filter(None, _site(node))))
 
 
 def _changes(before: Bag, after: Bag) -> Iterator[CallChange]:

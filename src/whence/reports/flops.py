@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import is_composite, op_name
 from whence._torch.pytrees import tree_flatten, tree_unflatten
 from whence._torch.sizes.drawn_numbers import DRAWN
@@ -32,6 +33,8 @@ _MULTIPLIES = frozenset(
     )
 )
 """Words in names of operators that multiply."""
+_SUM = frozenset(("linalg", "vector", "norm"))
+"""One whose name says so, and that is a sum: clipping gradients takes it."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,8 @@ def flops_of(node: fx.Node, sizes: Sizes) -> Flops:
     packet = getattr(node.target, "overloadpacket", node.target)
     own = _OWN.get(packet) or _OF_LIBRARIES.get(str(packet))
     if packet not in flop_registry and own is None and not is_composite(node.target):
+        if any(nested_graph(source) is not None for source in node.all_input_nodes):
+            return Flops(gap="each of its graphs counts once")
         return Flops(gap="no formula" if _may_multiply(node.target) else None)
     args, kwargs = _given(node, sizes)
     found: Flops | Failed
@@ -121,7 +126,8 @@ def _may_multiply(target: Any) -> bool:
         or namespace in ("getitem", "prims")
     ):
         return False
-    return namespace != "aten" or not _MULTIPLIES.isdisjoint(name.replace(".", "_").split("_"))
+    words = frozenset(name.replace(".", "_").split("_"))
+    return namespace != "aten" or not (_MULTIPLIES.isdisjoint(words) or words >= _SUM)
 
 
 def _of_decomposition(target: Any, args: Any, kwargs: Any) -> Flops:

@@ -1,9 +1,9 @@
 """What memory a program takes: what the backward keeps of the forward, and the peak by liveness.
 
-Memory is counted by storages: a view is no memory of its own. A storage lives from the node that makes it to
-the last one that reads it, or a view of it; inputs live throughout, and what is returned to the end. That is
-the program's own order, in which each operation has its result beside its arguments; what kernels need for
-themselves meanwhile, and what an allocator rounds up, is not known here.
+Memory is counted by storages: a view is no memory of its own, nor is what is written in place. A storage
+lives from the node that makes it to the last one that reads it, or a view of it; inputs live throughout, and
+what is returned to the end. That is the program's own order, in which each operation has its result beside
+its arguments; what kernels need for themselves meanwhile, and what an allocator rounds up, is not known here.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from torch import Tensor, fx
 from whence._torch.graphs import nodes_in
 from whence._torch.operators.schemas import op_name
 from whence.program import Program
-from whence.program.node_records import origin_of, place_of
+from whence.program.node_records import origin_of, place_of, record_of
 from whence.program.queries.marks import READS_NO_VALUE
 from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.cost import checked_sizes, data_named, viewed_argument
@@ -127,10 +127,16 @@ class Storages:
 
     @cached_property
     def bases(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
-        """The nodes that made the memory in which each value lies; a row of results has several."""
+        """The nodes that made the memory in which each value lies; a row of results has several.
+
+        What was written in place lies where it lay: new weights, states of an optimizer, activations.
+        """
         found: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        named: dict[str, fx.Node] = {}
         for node in self.nodes:
-            found[node] = self._bases(node, found)
+            before = [named[name] for name, _ in record_of(node).versions if name in named]
+            found[node] = found[before[0]] if before else self._bases(node, found)
+            named[node.name] = node
         return found
 
     def _bases(self, node: fx.Node, known: Mapping[fx.Node, tuple[fx.Node, ...]]) -> tuple[fx.Node, ...]:
@@ -194,7 +200,8 @@ def _kept(storages: Storages) -> Iterator[Kept]:
             continue
         for source in node.all_input_nodes:
             for base in storages.bases[source]:
-                is_made = base.op == "call_function" and origin_of(base).phase is Phase.FORWARD
+                has_memory = base.op == "call_function" and isinstance(base.meta.get("val"), Tensor)
+                is_made = has_memory and origin_of(base).phase is Phase.FORWARD
                 if is_made and base.name not in updated:
                     seen.setdefault(base, (source, node))
     for base, (source, node) in seen.items():

@@ -157,3 +157,15 @@ def test_state_of_an_optimizer_has_to_be_given() -> None:
     (new,) = [row for row in program.signature.outputs if row.path == "weight" and row.kind == "mutation"]
     expected = model.weight - 0.5 * torch.ones(3, 1).T @ X
     assert torch.allclose(outputs[new.name], expected)  # one step of SGD, added up in another order
+
+
+def test_what_runs_in_a_branch_is_no_value_of_the_program() -> None:
+    """A pattern that finds nothing else is an error, as such a call is, and not an empty answer."""
+
+    def either(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))
+
+    program = whence.capture(either, (X,))
+    assert program.select("** :: aten.sin")
+    with pytest.raises(whence.SelectionError, match="inside a branch"):
+        program.run((X,), read=["** :: aten.sin"])

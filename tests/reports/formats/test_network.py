@@ -39,3 +39,10 @@ def test_it_can_be_written() -> None:
     held.seek(0)
     again = networkx.read_graphml(held)
     assert set(again.nodes) == set(graph.nodes) and again.number_of_edges() == graph.number_of_edges()
+
+
+def test_sizes_that_data_decide_are_given() -> None:
+    """As in a report."""
+    program = whence.capture(lambda x: x[x > 0].sin(), (torch.tensor([1.0, -1.0, 2.0]),))
+    assert "sin" in program.to_networkx(sizes={"size_of_index": 2}).nodes
+    assert "sin" in program.to_text("model-explorer", sizes={"size_of_index": 2})

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from whence._torch.observe.module_calls import ObservedCall, observed_modules
 from whence._torch.operators.table import said_of
 from whence._torch.pytrees import tree_flatten
-from whence.execution.compare import same_bits
+from whence.execution.compare import Comparison, beside, same_bits
 from whence.execution.values.walk import inputs_of, walk
 from whence.program import Named, Program
 from whence.program.node_records import origin_of
@@ -119,6 +119,12 @@ def _found(program: Program, node: fx.Node, why: str) -> First:
 
 def first_divergence(program: Program, subject: Subject, args: Any, kwargs: Any) -> str | None:
     """The call site, class and source line of the first difference in the forward; None if there is none."""
+    rows = by_call(program, subject, args, kwargs)
+    return next((f"{row.name}, {row.note}" for row in rows if not row.equal), None)
+
+
+def by_call(program: Program, subject: Subject, args: Any, kwargs: Any) -> Iterator[Comparison]:
+    """What each call of a module returns in eager and in the program, in the order in which calls end."""
     rng = torch.get_rng_state()
     values = _forward_values(program, (args, kwargs))
     torch.set_rng_state(rng)
@@ -127,20 +133,17 @@ def first_divergence(program: Program, subject: Subject, args: Any, kwargs: Any)
         subject.call(*args, **kwargs)
     calls = {(call.site.path, call.site.index): call for call in program.calls}
     for site, leaves in watcher.finished:
-        call = calls.get((site.path, site.index))
+        call, name = calls.get((site.path, site.index)), f"{str(site) or '(root)'} ({site.type})"
         if call is None:
-            return f"{site} ({site.type}) runs in eager and not in the program"
-        if call.outputs is None:
-            continue  # it runs in a branch, which may not be the one that is taken
-        for leaf, value in zip(call.outputs.leaves, leaves, strict=False):
-            if isinstance(leaf, Named) and leaf.name in values and not _agree(values[leaf.name], value):
-                return f"{site or '(root)'} ({site.type}), at {origin_of(program.node(leaf.name)).source}"
-    return None
-
-
-def _agree(found: Any, expected: Any) -> bool:
-    are_tensors = isinstance(found, Tensor) and isinstance(expected, Tensor)
-    return not are_tensors or same_bits(expected, found)
+            yield Comparison("call", name, equal=False, note="which runs in eager and not in the program")
+        elif (
+            call.outputs is not None
+        ):  # otherwise it runs in a branch, which may not be the one that is taken
+            for leaf, value in zip(call.outputs.leaves, leaves, strict=False):
+                if isinstance(leaf, Named) and leaf.name in values and isinstance(value, Tensor):
+                    row = beside("call", name, value, values[leaf.name])
+                    line = f"at {origin_of(program.node(leaf.name)).source}"
+                    yield row if row.equal else replace(row, note=f"{row.note}, {line}" if row.note else line)
 
 
 def _forward_values(program: Program, flat: tuple[Any, Any]) -> dict[str, Any]:

@@ -73,17 +73,24 @@ def name_of(key: ValueKey) -> str:
 def _target(program: Program, key: ValueKey) -> str | Structure | list[str]:
     """The node, the structure of nodes, or the nodes that are meant."""
     if isinstance(key, str) and SEPARATOR in key:
-        return [node.name for node in program.select(key) if node.graph is program.graph]
+        nodes = [node.name for node in program.select(key) if node.graph is program.graph]
+        if not nodes:
+            raise _of_a_branch(key)
+        return nodes
     name = name_of(key)
     call = next((call for call in program.calls if str(call.site) == name), None)
     if isinstance(key, fx.Node) or call is None:
         return program.node(name).name
     if call.outputs is None:
-        raise SelectionError(
-            f"{call.label} runs inside a branch or a loop, whose values are its own",
-            remedy="read what the branch gives, a node of the program",
-        )
+        raise _of_a_branch(call.label)
     return call.outputs
+
+
+def _of_a_branch(what: str) -> SelectionError:
+    return SelectionError(
+        f"{what} runs inside a branch or a loop, whose values are its own",
+        remedy="read what the branch gives, a node of the program",
+    )
 
 
 def _names(target: str | Structure | list[str]) -> Sequence[str]:

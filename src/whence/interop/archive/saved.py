@@ -216,8 +216,8 @@ def _misses(missing: list[str], name: str, torch: str) -> UnreadableFile:
     return UnreadableFile(
         f"{name} needs {', '.join(dict.fromkeys(missing))}",
         why=f"this process (PyTorch {release()}) has no such thing; it was saved with {torch}",
-        remedy="import the package that registers them first (for caches of transformers call "
-        "whence.register_caches()), or capture the model again",
+        remedy="import the package that registers them first (commands do with --import; for caches of "
+        "transformers call whence.register_caches()), or capture the model again",
     )
 
 

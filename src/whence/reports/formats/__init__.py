@@ -1,6 +1,7 @@
 """A program in the formats of other tools: what `figures` says, as plain data or text."""
 
 import json
+from collections.abc import Mapping
 
 from whence.errors import UsageError
 from whence.program import Program
@@ -16,9 +17,9 @@ _DEVICE, _TIMED = "h100", ("trace", "tlparse")
 """Whose times a trace has where nobody names a device."""
 
 
-def text_of(program: Program, form: str, device: str | Device | None) -> str:
+def text_of(program: Program, form: str, device: str | Device | None, sizes: Mapping[str, int] | None) -> str:
     """The text of a file; raises `UsageError` for a form that is not one of them."""
     if form not in FORMS:
         raise UsageError(f"there is no form {form!r}", remedy=f"the forms are {', '.join(FORMS)}")
-    found = FORMS[form](figures_of(program, device or (_DEVICE if form in _TIMED else None)))
+    found = FORMS[form](figures_of(program, device or (_DEVICE if form in _TIMED else None), sizes))
     return found if isinstance(found, str) else json.dumps(found, allow_nan=False)
