@@ -3,6 +3,8 @@
 import array
 import copy
 import functools
+import subprocess
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -203,6 +205,27 @@ def test_hook_objects_are_looked_into() -> None:
     assert program.check(copy.deepcopy(model), (X,)) == []
     hook.factor = 3.0
     assert len(program.check(model, (X,))) == 1
+
+
+PROGRESS = """
+import torch, whence
+from torch import nn
+from tqdm import tqdm
+
+class Slow(nn.Linear):
+    def forward(self, x):
+        for _ in tqdm(range(2)):
+            x = super().forward(x)
+        return x
+
+model, x = Slow(4, 4), torch.ones(2, 4)
+assert whence.capture(model, (x,)).verify(model, (x,)).ok
+"""
+
+
+def test_a_progress_bar_is_no_clock_of_the_models() -> None:
+    """It looks at one for itself; in a process of its own, whose output nobody has replaced."""
+    subprocess.run([sys.executable, "-c", PROGRESS], check=True)
 
 
 def test_forward_of_a_parent_class() -> None:

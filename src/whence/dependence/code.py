@@ -202,10 +202,10 @@ def defaults_of(function: FunctionType) -> tuple[Any, ...]:
 
 
 def function_in(held: Any) -> FunctionType | None:
-    """The function of a method, a property, or what caches one or fixes arguments, as a class holds it."""
+    """The function of a method, a property, or what caches one, as a class holds it."""
     if isinstance(held, classmethod | staticmethod):
         held = held.__func__
-    elif isinstance(held, property | cached_property | partialmethod):
+    elif isinstance(held, property | cached_property):
         held = held.fget if isinstance(held, property) else held.func
     return held if isinstance(held, FunctionType) else None
 

@@ -139,6 +139,34 @@ class Storages:
             named[node.name] = node
         return found
 
+    @cached_property
+    def makers(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
+        """The nodes that computed each value: those that made its memory, or wrote it last."""
+        found: dict[fx.Node, tuple[fx.Node, ...]] = {}
+        for node in self.nodes:
+            found[node] = self._bases(node, found)
+        return found
+
+    @cached_property
+    def kept(self) -> dict[fx.Node, tuple[fx.Node, fx.Node, fx.Node]]:
+        """Storages that the forward makes and the backward reads: who computed what is in each, which value
+        is read first, and by what."""
+        program, found = self.program, dict[fx.Node, tuple[fx.Node, fx.Node, fx.Node]]()
+        if not program.has_backward and program.step is None:
+            return found
+        updated = {row.node for row in program.signature.outputs_of(OutputKind.MUTATION)}  # kept anyway
+        for node in self.nodes:
+            is_backward = node.op == "call_function" and origin_of(node).phase is Phase.BACKWARD
+            if not is_backward or getattr(node.target, "overloadpacket", None) in READS_NO_VALUE:
+                continue
+            for source in node.all_input_nodes:
+                for base, maker in zip(self.bases[source], self.makers[source], strict=True):
+                    has_memory = base.op == "call_function" and isinstance(base.meta.get("val"), Tensor)
+                    is_made = has_memory and origin_of(base).phase is Phase.FORWARD
+                    if is_made and maker.name not in updated:
+                        found.setdefault(base, (maker, source, node))
+        return found
+
     def _bases(self, node: fx.Node, known: Mapping[fx.Node, tuple[fx.Node, ...]]) -> tuple[fx.Node, ...]:
         viewed = viewed_argument(node.target) if node.op == "call_function" else None
         if op_name(node.target) == "getitem":
@@ -188,28 +216,12 @@ def _alive(storages: Storages) -> Iterator[int]:
 
 
 def _kept(storages: Storages) -> Iterator[Kept]:
-    """Storages that the forward makes and the backward reads."""
-    if not storages.program.has_backward and storages.program.step is None:
-        return
-    program = storages.program
-    updated = {row.node for row in program.signature.outputs_of(OutputKind.MUTATION)}  # state, kept anyway
-    seen: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
-    for node in storages.nodes:
-        is_backward = node.op == "call_function" and origin_of(node).phase is Phase.BACKWARD
-        if not is_backward or getattr(node.target, "overloadpacket", None) in READS_NO_VALUE:
-            continue
-        for source in node.all_input_nodes:
-            for base in storages.bases[source]:
-                has_memory = base.op == "call_function" and isinstance(base.meta.get("val"), Tensor)
-                is_made = has_memory and origin_of(base).phase is Phase.FORWARD
-                if is_made and base.name not in updated:
-                    seen.setdefault(base, (source, node))
-    for base, (source, node) in seen.items():
+    for base, (maker, source, node) in storages.kept.items():
         yield Kept(
-            node=base.name,
-            operation=op_name(base.target),
-            call=place_of(base).module or "the model's own code",
-            line=place_of(base).line or "",
+            node=maker.name,
+            operation=op_name(maker.target),
+            call=place_of(maker).module or "the model's own code",
+            line=place_of(maker).line or "",
             consumer=node.name,
             reads=f"{op_name(node.target)} reads as {source.name}",
             bytes=storages.size.get(base, 0),
@@ -222,7 +234,6 @@ def _parts(storages: Storages, at: int) -> dict[str, int]:
     kinds = {row.name: _KINDS.get(row.kind, "inputs") for row in rows}
     returned = [row.node for row in program.signature.outputs_of(OutputKind.GRADIENT) if row.node]
     gradients = {base for name in returned for base in storages.bases[program.node(name)]}
-    kept = {row.node for row in _kept(storages)}
     parts: dict[str, int] = {}
     for node, size in storages.size.items():
         if storages.last[node] < at or (node.op == "call_function" and storages.place[node] > at):
@@ -232,6 +243,6 @@ def _parts(storages: Storages, at: int) -> dict[str, int]:
         elif node in gradients:
             kind = "gradients"
         else:
-            kind = "activations" if node.name in kept else "temporaries"
+            kind = "activations" if node in storages.kept else "temporaries"
         parts[kind] = parts.get(kind, 0) + size
     return parts

@@ -112,6 +112,30 @@ def test_code_in_the_place_of_a_name(keys: tuple[Any, ...], ran: list[str]) -> N
     assert ran == []
 
 
+def _everywhere(data: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    pairs = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    for key, value in pairs:
+        yield (*above, key)
+        yield from _everywhere(value, (*above, key))
+
+
+@pytest.mark.parametrize("number", [0, None])
+def test_guards_that_say_nothing(number: int | None, ran: list[str]) -> None:
+    """A number anywhere in the guards is refused, or what was read can be printed."""
+    places: list[tuple[Any, ...]] = []
+    with_data(content("forward"), lambda data: places.extend(_everywhere(data["guards"])))
+    for keys in places[::7]:
+
+        def change(data: Any, keys: tuple[Any, ...] = keys) -> None:
+            holder = data["guards"]
+            for key in keys[:-1]:
+                holder = holder[key]
+            holder[keys[-1]] = number
+
+        read(with_data(content("forward"), change))
+    assert ran == []
+
+
 def test_functions_of_python_are_not_called(ran: list[str]) -> None:
     """A target is an operator, or one of a fixed table: no other function is found by its name."""
 

@@ -58,12 +58,14 @@ class _Ran:
         return next((node for node in reversed(self.operations) if node.target is target), None)
 
     def value(self, node: Any) -> Tensor:
-        """A tensor for what an operation gave: the one that it gave may be gone."""
-        (fresh,) = self.recorder.fresh([node.meta["val"]])
+        """A tensor for what an operation gave: the one that it gave may be gone, and stays what is shown."""
+        shown = dict(node.meta)
+        (fresh,) = self.recorder.fresh([shown["val"]])
         with unset_fake_temporarily(), disable_proxy_modes_tracing():
             track_tensor_tree(
                 fresh, fx.Proxy(node, self.recorder.tracer), constant=None, tracer=self.recorder.tracer
             )
+        node.meta |= shown
         return fresh
 
 

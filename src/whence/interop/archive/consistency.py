@@ -8,6 +8,7 @@ from whence._torch.pytrees import TreeSpec, tree_unflatten
 from whence.interop.archive.records.checked import Unreadable
 from whence.program import Calls, Convention, Named, Program, Structure
 from whence.program.arguments.containers import containers_in, containers_of
+from whence.program.guards.expectations import Expectation, inside_of
 from whence.program.guards.guards import Guards
 from whence.program.node_records import record_of
 from whence.program.wellformed import faults
@@ -156,6 +157,11 @@ def _of_modules(program: Program) -> Iterator[str]:
             yield f"{record.path} holds a tensor that is no state of the program"
 
 
+def _is_said(expected: object) -> bool:
+    """Whether it is an expectation, with nothing but such inside."""
+    return isinstance(expected, Expectation) and all(map(_is_said, inside_of(expected)))
+
+
 def _are_there(returned: tuple[tuple[str, str], ...], arguments: TreeSpec, result: TreeSpec) -> bool:
     given = containers_in(tree_unflatten(range(arguments.num_leaves), arguments))
     made = containers_of(tree_unflatten(range(result.num_leaves), result))
@@ -175,5 +181,7 @@ def _of_guards(guards: Guards, convention: Convention) -> Iterator[str]:
         yield "a guard is about an argument that is not there"
     if sum(row.kind is GuardKind.VARIABLE for row in guards) != len(guards.variables):
         yield "guards speak of other variables than there are"
+    if not all(_is_said(row.expected) for row in guards):
+        yield "a guard expects what no guard can"
     if guards.settled is not None:
         yield from _of_guards(guards.settled, convention)

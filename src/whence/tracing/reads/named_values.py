@@ -216,7 +216,8 @@ def _with_methods(kind: type, spelling: CodeWords) -> CodeWords:
     called = [name for name in waiting if name in _IMPLIED or name in spelling.names]
     while called:
         for name in called:
-            if (function := function_in(waiting.pop(name))) is not None:
+            held = waiting.pop(name)
+            if (function := _function_behind(held) or function_in(held)) is not None:
                 spelling = spelling.with_(CodeWords.of(function.__code__))
         called = [name for name in waiting if name in spelling.names]
     return spelling

@@ -306,7 +306,8 @@ SPECIAL: dict[tuple[type, str], Form] = {
 """Fields whose annotation does not say how they are stored."""
 
 _BY_TYPE: dict[Any, Form] = {
-    **dict.fromkeys((Any, object, Tensor, torch.dtype, torch.device, torch.layout), kinds.ANYTHING),
+    **dict.fromkeys((Any, object, Tensor), kinds.ANYTHING),
+    **{kind: kinds.one_of_torch(kind) for kind in (torch.dtype, torch.device, torch.layout)},
     ModulePath: kinds.PATH,
     Source: kinds.LINE,
     CallSite: kinds.SITE,

@@ -76,6 +76,17 @@ ANYTHING = Special(
 )
 
 
+def one_of_torch(kind: type) -> Special:
+    """A dtype, a device, a layout."""
+
+    def read(reader: "Reader", data: Any) -> Any:
+        found = reader.anything(data)
+        raise_unless(isinstance(found, kind), f"{kind.__name__} is said, and something else is there")
+        return found
+
+    return Special("anything", lambda writer, value: writer.anything(value), read)
+
+
 def _nothing(_context: Any, _value: Any) -> None:
     return None
 
@@ -121,6 +132,13 @@ def _texts_or_none(data: Any) -> tuple[str | None, ...]:
     return tuple(optional(text, each) for each in listed(data))
 
 
+def _target(data: Any) -> tuple[str | None, ...]:
+    """A function in words, and its name where it has one."""
+    found = _texts_or_none(data)
+    raise_unless(len(found) == 2 and found[0] is not None, "a function is not said")
+    return found
+
+
 def _constant(reader: "Reader", data: Any) -> Any:
     """A tensor that has to be the program's own."""
     if data is None:
@@ -153,7 +171,7 @@ REFERENCE = Special(
     lambda _, data: optional(_texts_or_none, data),
 )
 TARGET = Special(
-    "target", lambda writer, value: writer.described.function(value), lambda _, data: _texts_or_none(data)
+    "target", lambda writer, value: writer.described.function(value), lambda _, data: _target(data)
 )
 CODE = Special(
     "code",
