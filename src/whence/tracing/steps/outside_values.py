@@ -280,7 +280,7 @@ class OutsideReads:
             self._look(way.value, way)
 
     def _look_at_class(self, kind: type, code: CodeType) -> None:
-        """What a class of the user's has, and what else that reads which code may call of it."""
+        """What code names of a class of the user's, and what its methods name that code calls."""
         if not is_observable(kind) or is_library(kind.__module__) or issubclass(kind, _LEFT):
             return
         if (kind, code) in self._classes:
@@ -290,13 +290,9 @@ class OutsideReads:
             way = Outside(f"{kind.__name__}.{name}", kind, (partial(held_attribute, name=name),), None)
             held = class_attribute(kind, name)
             if (function := function_in(held)) is not None:
-                self._note(
-                    held,
-                    Outside(f"{kind.__name__}.{name}", kind, (partial(held_attribute, name=name),), held),
-                )
+                self._note(held, way)
                 self._look_at_class(kind, function.__code__)
             elif held is not NOTHING:
-                way = Outside(f"{kind.__name__}.{name}", kind, (partial(held_attribute, name=name),), None)
                 self._look(held, way)
 
     def _is_watched(self, row: Saved) -> bool:
