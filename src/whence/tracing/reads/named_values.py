@@ -29,7 +29,7 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from whence._torch.files import is_library
+from whence._torch.files import WHENCE, is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
 from whence._torch.record.recorder import FakeTensor
@@ -131,7 +131,7 @@ class NamedValues:
     def walk(self, found: Outside, code: CodeType, spelling: CodeWords, left: int = _FAR) -> None:
         """Note a value that decides by itself; of any other, what the code spells of it."""
         value = found.value
-        if is_of_run(value) or self._is_put(value):
+        if is_of_run(value) or self._is_put(value) or _is_ours(value):
             return
         is_whole = is_plain(value)
         if is_whole or (found.way and _says_what_it_is(value)) or self._stands_alone(found):
@@ -197,6 +197,11 @@ class NamedValues:
         if (known := self._own.get((kind, spelling))) is None:
             known = self._own[kind, spelling] = _with_methods(kind, spelling)
         return known
+
+
+def _is_ours(value: object) -> bool:
+    """Whether it is a function of ours, by which a class is watched for the run."""
+    return type(value) is FunctionType and value.__code__.co_filename.startswith(WHENCE)
 
 
 def is_of_run(value: object) -> bool:
