@@ -444,6 +444,22 @@ class Loud(torch.Tensor):
     """A class that looks at torch functions, and is not made of other tensors."""
 
 
+@pytest.mark.parametrize(
+    ("body", "backward"),
+    [
+        (lambda x: x.as_subclass(Tensor) * 2, False),
+        (lambda x: x.as_subclass(Tensor) * 2, True),
+        (lambda x: Tensor._make_subclass(Tensor, x) * 2, False),
+    ],
+    ids=["forward", "joint", "made"],
+)
+def test_another_plain_tensor_made_past_the_dispatcher_is_refused(body: Any, backward: bool) -> None:
+    """The program would have a fake tensor as a constant."""
+    with pytest.raises(whence.UnsupportedOperator, match="in a way that no capture sees") as caught:
+        whence.capture(body, (torch.ones(2, requires_grad=True),), backward=backward)
+    assert "view_as" in str(caught.value) and __file__ in str(caught.value)
+
+
 def test_a_tensor_that_is_given_another_class() -> None:
     """`as_subclass` inside a model is refused, with the line and what to use."""
     with pytest.raises(whence.UnsupportedOperator, match="as_subclass") as caught:

@@ -27,16 +27,6 @@ class Asking(nn.Module):
         return y * 2 if self.ask(self, x) else y * 3
 
 
-def _derives(_: "Asking", __: Tensor) -> bool:
-    class Meta(type):
-        """A class of classes, made in a forward."""
-
-    class Made(metaclass=Meta):
-        """Of it."""
-
-    return type(Made) is Meta and type(Meta) is type and isinstance(Made, type)
-
-
 ASKED: dict[str, Ask] = {
     "argument": lambda _, x: type(x) is Tensor,
     "result": lambda model, x: type(model.linear(x)) is Tensor,
@@ -46,7 +36,6 @@ ASKED: dict[str, Ask] = {
     "name": lambda _, x: type(x).__name__ == "Tensor",
     "key": lambda _, x: {Tensor: 1}.get(type(x)),
     "class": lambda model, _: type(type(model)) is type and isinstance(Tensor, type),
-    "derived class": _derives,
     "either": lambda _, x: isinstance(x, type | Tensor) and type.__name__ == "type",
     "new class": lambda _, __: type("New", (), {"two": 2}).two == 2,  # type: ignore[attr-defined]
     "written type": lambda _, __: type[int] == type[int] and issubclass(type, type),

@@ -1,6 +1,6 @@
 """From the log and origins to a program: order placeholders, drop what nothing uses, write the signature."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,8 +13,10 @@ from whence._torch.autograd.switches import Switches
 from whence._torch.graphs import graph_module
 from whence._torch.observe.hooks import has_backward_hooks
 from whence._torch.operators.schemas import differentiated_by_result, reads_memory, short_name
+from whence._torch.record.recorder import FakeTensor
 from whence._torch.sizes.symbols import without_decisions
 from whence._torch.tensors import autocast_state
+from whence.errors import UnsupportedOperator
 from whence.program import (
     Absent,
     Adjoint,
@@ -33,7 +35,7 @@ from whence.program import (
 )
 from whence.program.arguments.convention import repeated_positions
 from whence.program.calls import Leaf
-from whence.program.node_records import origin_of, set_origin, write_facts
+from whence.program.node_records import origin_of, place_of, set_origin, write_facts
 from whence.program.queries.selecting import preserved_calls
 from whence.program.replay import graph_copies
 from whence.provenance import ModulePath
@@ -90,7 +92,7 @@ def assemble(
     preserved = _preserved(recorded, example, subject)
     keep = _needed(recorded, signature) | _arguments(recorded, functional, preserved)
     drop_unused(graph, session.recorder.nested, repeated, keep)
-    present = placeholders_of(graph)
+    present = _real_placeholders(subject, example, recorded)
     inputs = (row for row in signature.inputs if row.name in present)
     signature = replace(
         signature,
@@ -297,6 +299,25 @@ def _rename_forwards(graph: fx.Graph, names: "_Names") -> None:
         origin = origin_of(node)
         if origin.forward is not None and origin.forward not in names.present:
             set_origin(node, origin._replace(forward=names.name(origin.forward)))
+
+
+def _real_placeholders(subject: Subject, example: Example, recorded: Recorded) -> Container[str]:
+    """The inputs that are left; raises where one is a fake tensor of the run, which nobody saw being made."""
+    graph = recorded.session.recorder.graph
+    present = placeholders_of(graph)
+    literals, given = recorded.session.log.literals, [*example.leaves, *(row.tensor for row in subject.state)]
+    lost = [name for name, held in literals.items() if name in present and isinstance(held, FakeTensor)]
+    if not lost or any(isinstance(each, FakeTensor) for each in given):
+        return present
+    nodes = [node for node in graph.nodes if node.name in lost]
+    reader = next(iter(nodes[0].users), nodes[0])
+    raise UnsupportedOperator(
+        "the model makes a tensor of another in a way that no capture sees",
+        where=place_of(reader),
+        why="`as_subclass(torch.Tensor)` and `Tensor._make_subclass` go past PyTorch's dispatcher; what "
+        "reads the result here would read a constant",
+        remedy="use the tensor itself, or x.view_as(x) for another one of the same memory",
+    )
 
 
 def _needed(recorded: Recorded, signature: Signature) -> set[str]:

@@ -22,31 +22,20 @@ class StandIn:
         return type(self).__mro__[-2]
 
 
-class _InPlaceOfType:
-    """Does what a class does that is asked as `type` is; what is derived from it is derived from `type`."""
+class _InPlaceOfType(type):
+    """What a class does that is asked as `type` is."""
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(cls, *given: Any, **named: Any) -> Any:
         return _class_of(given[0]) if len(given) == 1 and not named else type(*given, **named)
 
-    def __instancecheck__(self, thing: object) -> bool:
-        return thing is self or isinstance(thing, type)
+    def __instancecheck__(cls, thing: object) -> bool:
+        return isinstance(thing, type)
 
-    def __subclasscheck__(self, kind: Any) -> bool:
-        return kind is self or issubclass(kind, type)
+    def __subclasscheck__(cls, kind: type) -> bool:
+        return issubclass(kind, type)
 
-    def __mro_entries__(self, _bases: tuple[Any, ...]) -> tuple[type, ...]:
-        return (type,)
-
-    def __getitem__(self, kind: Any) -> Any:
+    def __getitem__(cls, kind: Any) -> Any:
         return type[kind]
-
-    def __or__(self, other: Any) -> Any:
-        return type | other
-
-    __ror__ = __or__
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(type, name)
 
 
 def _class_of(thing: Any) -> Any:
@@ -60,5 +49,5 @@ def _class_of(thing: Any) -> Any:
     return next((found for symbol, found in _IN_EAGER.items() if issubclass(kind, symbol)), kind)
 
 
-TYPE: Any = _InPlaceOfType()
+TYPE: Any = _InPlaceOfType("type", (type,), {"__module__": "builtins"})
 """In the place of `type`."""
