@@ -167,6 +167,8 @@ class Bound:
                 set_states(drawn)
             return error
         result = begun.finished(values, [*map(_without_history, results)] if self._is_forward else results)
+        if not program.convention.returned:
+            return result
         has_loss = bool(program.signature.outputs_of(OutputKind.LOSS))
         return program.convention.handed_back(args, kwargs, result, has_loss)
 
