@@ -109,6 +109,17 @@ def nested_met(where: Place) -> DataDependent:
     )
 
 
+def made_unseen(where: Place) -> UnsupportedOperator:
+    """The error for a fake tensor of the run that no operation made: a program would have it as it is."""
+    return UnsupportedOperator(
+        "the model makes a tensor of another in a way that no capture sees",
+        where=where,
+        why="`as_subclass(torch.Tensor)` and `Tensor._make_subclass` go past PyTorch's dispatcher; what "
+        "reads the result here would read a constant",
+        remedy="use the tensor itself, or x.view_as(x) for another one of the same memory",
+    )
+
+
 def fake_failed(error: BaseException, where: Place) -> UnsupportedOperator:
     """The error for what PyTorch's fake tensors, on which a capture runs, cannot do."""
     said = str(error).partition("\n")[0]

@@ -27,6 +27,8 @@ BY_TEXT = frozenset(
     )
 )
 """Names with which code looks up others that it has as text."""
+OF_ENVIRONMENT = frozenset({"environ", "getenv", "putenv", "environb"})
+"""Names with which code asks the environment."""
 _BY_NAME_OF_MODULE = frozenset({"import_module", "modules"})
 _ASKING = frozenset(
     (
@@ -118,6 +120,12 @@ def names_in(code: CodeType) -> frozenset[str]:
     """Every name that the code looks up; also those it has as text, where it looks up by text."""
     names = frozenset(code.co_names)
     return names if names.isdisjoint(BY_TEXT) else names.union(_texts_in(code))
+
+
+def environment_names(code: CodeType) -> Iterator[str]:
+    """The variables that code, and functions written inside it, may ask the environment for."""
+    texts = (text for each in codes_in(code) for text in _texts_in(each))
+    return (text for text in texts if text.isidentifier() and text.isupper())
 
 
 def _texts_in(code: CodeType) -> Iterator[str]:

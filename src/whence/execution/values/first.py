@@ -136,9 +136,7 @@ def by_call(program: Program, subject: Subject, args: Any, kwargs: Any) -> Itera
         call, name = calls.get((site.path, site.index)), f"{str(site) or '(root)'} ({site.type})"
         if call is None:
             yield Comparison("call", name, equal=False, note="which runs in eager and not in the program")
-        elif (
-            call.outputs is not None
-        ):  # otherwise it runs in a branch, which may not be the one that is taken
+        elif call.outputs is not None:  # in a branch, which may not be the one that is taken, it is None
             for leaf, value in zip(call.outputs.leaves, leaves, strict=False):
                 if isinstance(leaf, Named) and leaf.name in values and isinstance(value, Tensor):
                     row = beside("call", name, value, values[leaf.name])

@@ -14,9 +14,9 @@ from whence._torch.graphs import graph_module
 from whence._torch.observe.hooks import has_backward_hooks
 from whence._torch.operators.schemas import differentiated_by_result, reads_memory, short_name
 from whence._torch.record.recorder import FakeTensor
+from whence._torch.refusals import made_unseen
 from whence._torch.sizes.symbols import without_decisions
 from whence._torch.tensors import autocast_state
-from whence.errors import UnsupportedOperator
 from whence.program import (
     Absent,
     Adjoint,
@@ -311,13 +311,7 @@ def _real_placeholders(subject: Subject, example: Example, recorded: Recorded) -
         return present
     nodes = [node for node in graph.nodes if node.name in lost]
     reader = next(iter(nodes[0].users), nodes[0])
-    raise UnsupportedOperator(
-        "the model makes a tensor of another in a way that no capture sees",
-        where=place_of(reader),
-        why="`as_subclass(torch.Tensor)` and `Tensor._make_subclass` go past PyTorch's dispatcher; what "
-        "reads the result here would read a constant",
-        remedy="use the tensor itself, or x.view_as(x) for another one of the same memory",
-    )
+    raise made_unseen(place_of(reader))
 
 
 def _needed(recorded: Recorded, signature: Signature) -> set[str]:

@@ -38,6 +38,7 @@ from whence.dependence.snapshots import Saved, is_container, save
 from whence.dependence.values import content_of, is_constant
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
+from whence.tracing.reads.asked_types import TYPE
 
 _NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseException, Enum)
 Step = Callable[[Any], Any]
@@ -107,18 +108,11 @@ class _Row:
 
 
 class NamedValues:
-    """Collects values; `is_user` knows the user's code, `is_inside` what is looked at elsewhere, and `is_put`
-    what is there for the run alone."""
+    """Collects values; `is_user` knows the user's code, and `is_inside` what is looked at elsewhere."""
 
-    def __init__(
-        self,
-        is_user: Callable[[CodeType], bool],
-        is_inside: Callable[[object], bool],
-        is_put: Callable[[object], bool],
-    ) -> None:
+    def __init__(self, is_user: Callable[[CodeType], bool], is_inside: Callable[[object], bool]) -> None:
         self._is_user = is_user
         self._is_inside = is_inside
-        self._is_put = is_put
         self._rows: list[_Row] = []
         self._seen: dict[object, object] = {}
         self._own: dict[tuple[type, CodeWords], CodeWords] = {}
@@ -131,7 +125,7 @@ class NamedValues:
     def walk(self, found: Outside, code: CodeType, spelling: CodeWords, left: int = _FAR) -> None:
         """Note a value that decides by itself; of any other, what the code spells of it."""
         value = found.value
-        if is_of_run(value) or self._is_put(value) or _is_ours(value):
+        if is_of_run(value) or _is_ours(value):
             return
         is_whole = is_plain(value)
         if is_whole or (found.way and _says_what_it_is(value)) or self._stands_alone(found):
@@ -200,8 +194,10 @@ class NamedValues:
 
 
 def _is_ours(value: object) -> bool:
-    """Whether it is a function of ours, by which a class is watched for the run."""
-    return type(value) is FunctionType and value.__code__.co_filename.startswith(WHENCE)
+    """Whether it is there for the run alone: what stands for `type`, or a function of ours in the place of
+    one that is watched."""
+    is_function = type(value) is FunctionType and value.__code__.co_filename.startswith(WHENCE)
+    return is_function or value is TYPE
 
 
 def is_of_run(value: object) -> bool:

@@ -29,9 +29,11 @@ from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
 from whence._torch.record.recorder import FakeTensor
 from whence.dependence.code import (
     BY_TEXT,
+    OF_ENVIRONMENT,
     behind,
     codes_in,
     defaults_of,
+    environment_names,
     function_in,
     globals_in,
     imported,
@@ -80,7 +82,6 @@ _DEEP, _MOST = 6, 4000
 _NOW = frozenset({"now", "utcnow", "today"})
 """Methods of Python's dates, in whose place nothing can be put: they are read off the code."""
 _DATES = (datetime, datetime.datetime, datetime.date)
-_OF_ENVIRONMENT = frozenset({"environ", "getenv", "putenv", "environb"})
 
 Reader = tuple[CodeType, str]
 
@@ -99,7 +100,7 @@ class Reachable:
         self.readers: dict[int, Reader] = {}
         self.sources = sources
         self.names = set[str]()
-        self._named = NamedValues(is_user, is_inside, sources.is_put)
+        self._named = NamedValues(is_user, is_inside)
         self._owned: list[tuple[Saved, Source]] = []
         self._imports: list[tuple[FunctionType, CodeWords]] = []
         self._is_user = is_user
@@ -285,7 +286,7 @@ class Reachable:
 
     def _module(self, module: ModuleType, reader: Reader, names: frozenset[str], depth: int) -> None:
         if module is os:
-            if names & _OF_ENVIRONMENT:
+            if names & OF_ENVIRONMENT:
                 self._environment(reader)
         elif not is_library(module.__name__):
             for name in names & vars(module).keys():
@@ -295,7 +296,7 @@ class Reachable:
         """The environment, and what it has under the names that the code spells."""
         if self._is_new(id(os.environ), os.environ):
             self._save("os.environ", os.environ, reader)
-        for name in (text for code in codes_in(reader[0]) for text in code.co_consts if _is_upper(text)):
+        for name in environment_names(reader[0]):
             if self._is_new(("environment", name), name):
                 key = EnvironmentKey(name)
                 for row in self._save(f"os.environ[{name!r}]", key, reader):
@@ -379,10 +380,6 @@ def _variables(function: FunctionType, names: Iterable[str]) -> list[Any]:
 def _as_found(path: str, root: Any, step: Callable[[Any], Any]) -> Outside:
     found = Outside(path, root, (step,), None)
     return replace(found, value=found.now())
-
-
-def _is_upper(text: object) -> bool:
-    return isinstance(text, str) and text.isidentifier() and text.isupper()
 
 
 _NO_CODE = (lambda: None).__code__

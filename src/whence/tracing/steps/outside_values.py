@@ -38,7 +38,7 @@ from whence._torch.observe.attribute_reads import (
     own_attributes,
 )
 from whence._torch.plain_values import PLAIN_IN_WHOLE
-from whence.dependence.code import defaults_of, function_in, names_in
+from whence.dependence.code import OF_ENVIRONMENT, defaults_of, environment_names, function_in, names_in
 from whence.dependence.snapshots import CONTAINERS, VARIABLE, Saved, is_iterator
 from whence.dependence.values import content_of
 from whence.errors import Place, UnsupportedStep
@@ -324,8 +324,8 @@ def _of_function(function: FunctionType) -> Iterator[Outside]:
         yield Outside(name, function, (partial(default_of, default=position),), value)
     for name in sorted(names_in(code) & vars(function).keys()):
         yield Outside(f"{function.__name__}.{name}", function, (attrgetter(name),), vars(function)[name])
-    if not names_in(code).isdisjoint(("environ", "getenv")):
-        for name in (text for text in code.co_consts if isinstance(text, str) and text.isupper()):
+    if not names_in(code).isdisjoint(OF_ENVIRONMENT):
+        for name in environment_names(code):
             way = (methodcaller("get", name),)
             yield Outside(f"os.environ[{name!r}]", os.environ, way, os.environ.get(name))
 

@@ -192,12 +192,8 @@ def _step(step: Any) -> list[str] | None:
                 return [type(step).__name__, *given]
             name = name_of(given[0]) if len(given) == 1 and _is_told_by_identity(given[0]) else None
             return None if name is None else ["named", name]
-        case partial(func=function, args=(), keywords={"name": str(name)}) if function is held_attribute:
-            return ["held", name]
-        case partial(func=function, args=(), keywords={"position": int(position)}) if function is part_behind:
-            return ["behind", str(position)]
-        case partial(func=function, args=(), keywords={"default": int(position)}) if function is default_of:
-            return ["default", str(position)]
+        case partial(func=function, args=(), keywords=given) if function in _BY_ONE_WORD:
+            return [_BY_ONE_WORD[function], *map(str, given.values())]
     return None
 
 
@@ -322,6 +318,8 @@ def _cell_at(name: str, *variables: str) -> Any:
     return dict(_cells_of(found)).get(variables[-1], NOTHING)
 
 
+_BY_ONE_WORD = MappingProxyType({held_attribute: "held", part_behind: "behind", default_of: "default"})
+"""Steps that are one function with one keyword, and what they are called in a file."""
 _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
     {
         "itemgetter": itemgetter,
