@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dis import opmap
 from enum import Enum
-from functools import _lru_cache_wrapper, cached_property, partial, partialmethod
+from functools import _lru_cache_wrapper, cached_property, lru_cache, partial, partialmethod
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -132,6 +132,7 @@ def _texts_in(code: CodeType) -> Iterator[str]:
     return (text for text in code.co_consts if isinstance(text, str))
 
 
+@lru_cache(maxsize=4096)
 def globals_in(code: CodeType) -> frozenset[str]:
     """The names that the code looks up among globals and builtins; attributes are not among them."""
     found = set[str]()

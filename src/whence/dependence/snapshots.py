@@ -398,12 +398,14 @@ def containers_saved(rows: Iterable[tuple[str, Container]], *, keyed: bool = Fal
         if id(held) not in seen:
             seen.add(id(held))
             found.append(Saved(path, held, CONTAINER, _copied(held)))
-            keys = held if isinstance(held, dict) else range(len(held))
-            waiting += [
-                (f"{path}[{key!r}]" if keyed else path, value)
-                for key, value in zip(keys, values_of(held), strict=True)
-                if isinstance(value, CONTAINERS)
-            ]
+            values = values_of(held)
+            if any(issubclass(kind, CONTAINERS) for kind in set(map(type, values))):
+                keys = held if isinstance(held, dict) else range(len(held))
+                waiting += [
+                    (f"{path}[{key!r}]" if keyed else path, value)
+                    for key, value in zip(keys, values, strict=True)
+                    if issubclass(type(value), CONTAINERS)
+                ]
     return found
 
 

@@ -145,6 +145,9 @@ _TABLES = {"_parameters": GuardKind.PARAMETER, "_buffers": GuardKind.BUFFER, "_m
 _NO_TENSORS = PLAIN | {dict, OrderedDict, set}
 """What most attributes of modules are."""
 
+_COVERED = ("__dict__", CALL, "training")
+"""What is guarded of a module that was called, whatever was read of it."""
+
 _RECORDED = "its code is what was recorded"
 _TENSOR = "the operations were recorded for a tensor like this"
 _DECIDED = "the model read it, and what it decided is part of the program"
@@ -171,17 +174,18 @@ def guards_of(program: Program, observed: Observed, made: Sequence[Tensor] = ())
     for read in observed.reads:
         reads.setdefault(id(read.holder), []).append(read)
     variables = [_variable(builder.describer, *row) for row in observed.variables]
-    rows = [guard for row in things for guard in builder.about(row, reads.get(id(row.thing), []))]
+    for row in things:
+        builder.about(row, reads.get(id(row.thing), ()))
     return Guards(
         rows=(
             *_callable(builder, observed),
-            *rows,
+            *builder.rows,
             *variables,
             *input_guards(program),
             *mode_guards(program, observed.named),
         ),
         holders=tuple(row.holder for row in things),
-        unguarded=unguarded(program, observed, [*rows, *variables]),
+        unguarded=unguarded(program, observed, [*builder.rows, *variables]),
         of=reference(observed.roots[0][1] if observed.roots else observed.call),
         changes=_changes(things, observed),
         variables=tuple(found for found, _ in observed.variables),
@@ -234,88 +238,92 @@ class _Builder:
     """Writes the guards of one holder after another."""
 
     describer: Describer
+    rows: list[Guard] = field(default_factory=list)
     _classes: set[tuple[type, str]] = field(default_factory=set)
 
-    def about(self, row: Located, reads: Sequence[Read]) -> Iterator[Guard]:
+    def about(self, row: Located, reads: Sequence[Read]) -> None:
+        """Add what was read of one thing."""
         if isinstance(row.thing, nn.Module):
-            yield from self._module(row, row.thing, reads)
+            self._module(row, row.thing, reads)
             return
         for read in reads:
-            yield from self._of_object(row, read)
+            self._of_object(row, read)
 
-    def _module(self, row: Located, module: nn.Module, reads: Sequence[Read]) -> Iterator[Guard]:
+    def _module(self, row: Located, module: nn.Module, reads: Sequence[Read]) -> None:
         first = next((read for read in reads if read.name == CALL), reads[0] if reads else None)
         was_called = first is not None and first.name == CALL
-        yield self._class_of(row, first)
+        self._class_of(row, first)
         for alias in row.aliases:
             what, expected = f"{row.holder.path} and {alias}", ExpectedWords("one module")
-            yield Guard(GuardKind.ALIASING, what, expected, _ONE_STATE, "", *_placed(row, first))
+            self.rows.append(Guard(GuardKind.ALIASING, what, expected, _ONE_STATE, "", *_placed(row, first)))
         if first is not None and was_called:
-            yield from self._called(row, module, first)
-        told: set[tuple[GuardKind, str]] = set()
-        covered = ("__dict__", CALL, "training") if was_called else ("__dict__",)
+            self._called(row, module, first)
+        covered, begins = _COVERED if was_called else ("__dict__",), len(self.rows)
         for read in reads:
-            for guard in self._of_module(row, module, read) if read.name not in covered else ():
-                if (guard.kind, guard.what) not in told:  # gone through, and asked for by name
-                    told.add((guard.kind, guard.what))
-                    yield guard
+            if read.name not in covered:
+                self._of_module(row, module, read)
+        if any(read.name in STRUCTURES for read in reads):  # gone through, and asked for by name
+            unique = {(guard.kind, guard.what): guard for guard in reversed(self.rows[begins:])}
+            self.rows[begins:] = reversed(unique.values())
 
-    def _class_of(self, row: Located, read: Read | None) -> Guard:
-        kind, what = (
-            GuardKind.SUBMODULE if row.holder.names else GuardKind.CLASS,
-            row.holder.path or "the model",
+    def _class_of(self, row: Located, read: Read | None) -> None:
+        holder = row.holder
+        kind = GuardKind.SUBMODULE if holder.names else GuardKind.CLASS
+        expected = ExpectedHolder(holder.number, holder.type)
+        self.rows.append(
+            Guard(kind, holder.path or "the model", expected, _RECORDED, "", *_placed(row, read))
         )
-        expected = ExpectedHolder(row.holder.number, row.holder.type)
-        return Guard(kind, what, expected, _RECORDED, "", *_placed(row, read))
 
-    def _called(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
-        yield from self._code(row, module, read)
+    def _called(self, row: Located, module: nn.Module, read: Read) -> None:
+        self._code(row, module, read)
+        placed, path = _placed(row, read), row.holder.path
         mode, what = ExpectedConstant(module.training), row.spelled("training")
-        yield Guard(GuardKind.TRAINING, what, mode, _MODE, "training", *_placed(row, read))
         hooks = described_hooks(hook_rows(module, row.wrappers), self.describer)
-        what = f"hooks of {row.holder.path or 'the model'}"
-        yield Guard(GuardKind.HOOKS, what, hooks, _HOOKED, "hooks", *_placed(row, read))
+        self.rows += (
+            Guard(GuardKind.TRAINING, what, mode, _MODE, "training", *placed),
+            Guard(GuardKind.HOOKS, f"hooks of {path or 'the model'}", hooks, _HOOKED, "hooks", *placed),
+        )
 
-    def _code(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
-        is_known = (row.holder.type, "__call__") in self._classes
+    def _code(self, row: Located, module: nn.Module, read: Read) -> None:
+        kind = row.holder.type
+        is_known = (kind, "__call__") in self._classes
         if CALL in vars(module):
-            yield self._found(GuardKind.CODE, row, read, vars(module)[CALL])
+            self._found(GuardKind.CODE, row, read, vars(module)[CALL])
         else:
-            yield from self._of_class(row, read, CALL)
+            self._of_class(row, read, CALL)
         if is_known:
             return
-        yield from self._of_class(row, read, "__call__")
-        for base in row.holder.type.__mro__[1:]:  # super().forward() looks on classes, where none sees it
+        self._of_class(row, read, "__call__")
+        for base in kind.__mro__[1:]:  # super().forward() looks on classes, where none sees it
             if CALL in vars(base) and base is not nn.Module:
-                yield from self._of_class(row, read, CALL, base)
+                self._of_class(row, read, CALL, base)
 
-    def _of_module(self, row: Located, module: nn.Module, read: Read) -> Iterator[Guard]:
+    def _of_module(self, row: Located, module: nn.Module, read: Read) -> None:
         held, name = vars(module), read.name
         if name in STRUCTURES:
-            yield self._structure(row, read, tuple(held[name]))
-            yield from self._members(row, read, held[name])
+            self._structure(row, read, held[name])
         elif not read.is_there:
-            yield _absence(row, read)
+            self._absent(row, read)
         elif name in held:
             if read.is_held and held[name] is read.value:  # otherwise the run itself wrote it first
-                yield self._found(_kind_of(read.value), row, read, read.value)
+                self._found(_kind_of(read.value), row, read, read.value)
         elif (table := _table_of(held, name)) is not None:
             if table != "_modules" or held[table][name] is None:
-                yield self._found(_TABLES[table], row, read, held[table][name])
+                self._found(_TABLES[table], row, read, held[table][name])
         else:
-            yield from self._of_class(row, read, name)
+            self._of_class(row, read, name)
 
-    def _structure(self, row: Located, read: Read, names: tuple[str, ...]) -> Guard:
+    def _structure(self, row: Located, read: Read, table: Mapping[str, Any]) -> None:
+        """A table that was gone through, with the tensors in it; modules have guards of their own."""
         what = f"{STRUCTURES[read.name]} of {row.holder.path or 'the model'}"
-        expected = ExpectedNames(names)
-        return Guard(GuardKind.STRUCTURE, what, expected, _IN_ORDER, read.name, *_placed(row, read))
-
-    def _members(self, row: Located, read: Read, table: Mapping[str, Any]) -> Iterator[Guard]:
-        """Tensors that were gone through; modules have guards of their own."""
+        expected = ExpectedNames(tuple(table))
+        self.rows.append(
+            Guard(GuardKind.STRUCTURE, what, expected, _IN_ORDER, read.name, *_placed(row, read))
+        )
         for name, value in table.items() if read.name != "_modules" else ():
-            yield self._found(_TABLES[read.name], row, read._replace(name=name), value)
+            self._found(_TABLES[read.name], row, read._replace(name=name), value)
 
-    def _of_class(self, row: Located, read: Read, name: str, base: type | None = None) -> Iterator[Guard]:
+    def _of_class(self, row: Located, read: Read, name: str, base: type | None = None) -> None:
         """An attribute that the class (or a base of it) has, guarded once for all instances."""
         kind = base or row.holder.type
         if (kind, name) in self._classes:
@@ -326,23 +334,28 @@ class _Builder:
             return
         is_data = is_constant(found) or isinstance(found, Tensor | list | tuple | dict | set)
         what, reason = f"{kind.__name__}.{name}", _DECIDED if is_data else _RECORDED
-        what_kind, expected = (
-            GuardKind.ATTRIBUTE if is_data else GuardKind.CODE,
-            self.describer.describe(found),
-        )
+        what_kind = GuardKind.ATTRIBUTE if is_data else GuardKind.CODE
+        expected = self.describer.describe(found)
         _, _, module, source = _placed(row, read)
-        yield Guard(what_kind, what, expected, reason, name, None, kind, module, source)
+        self.rows.append(Guard(what_kind, what, expected, reason, name, None, kind, module, source))
 
-    def _of_object(self, row: Located, read: Read) -> Iterator[Guard]:
+    def _of_object(self, row: Located, read: Read) -> None:
         if not read.is_there:
-            yield _absence(row, read)
+            self._absent(row, read)
         elif read.is_held and not _is_property(row.holder.type, read.name) and not read.name.startswith("__"):
-            yield self._found(_kind_of(read.value), row, read, read.value)
+            self._found(_kind_of(read.value), row, read, read.value)
 
-    def _found(self, kind: GuardKind, row: Located, read: Read, value: Any) -> Guard:
+    def _absent(self, row: Located, read: Read) -> None:
+        what = row.spelled(read.name)
+        self.rows.append(
+            Guard(GuardKind.ATTRIBUTE, what, Missing(), _WITHOUT, read.name, *_placed(row, read))
+        )
+
+    def _found(self, kind: GuardKind, row: Located, read: Read, value: Any) -> None:
         expected = self.describer.describe(value)
         reason = _REASONS.get(kind, _TENSOR)
-        return Guard(kind, row.spelled(read.name), expected, reason, read.name, *_placed(row, read))
+        what = row.spelled(read.name)
+        self.rows.append(Guard(kind, what, expected, reason, read.name, *_placed(row, read)))
 
 
 def _table_of(held: Mapping[str, Any], name: str) -> str | None:
@@ -350,11 +363,6 @@ def _table_of(held: Mapping[str, Any], name: str) -> str | None:
         if name in held[table]:
             return table
     return None
-
-
-def _absence(row: Located, read: Read) -> Guard:
-    what = row.spelled(read.name)
-    return Guard(GuardKind.ATTRIBUTE, what, Missing(), _WITHOUT, read.name, *_placed(row, read))
 
 
 def _placed(row: Located, read: Read | None) -> tuple[int, type, ModulePath | None, Source | None]:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
+from operator import is_
 from typing import Any
 
 from whence._torch.autograd.switches import Switches
@@ -79,10 +80,8 @@ class Structure:
 
     def renamed(self, names: dict[str, Leaf]) -> "Structure":
         """The same structure over other nodes."""
-        leaves = tuple(
-            names.get(leaf.name, leaf) if isinstance(leaf, Named) else leaf for leaf in self.leaves
-        )
-        return Structure(self.spec, leaves)
+        leaves = [names.get(leaf.name, leaf) if isinstance(leaf, Named) else leaf for leaf in self.leaves]
+        return self if all(map(is_, leaves, self.leaves)) else Structure(self.spec, tuple(leaves))
 
     def filled(self, values: dict[str, Any]) -> Any:
         """The structure over real values, taken by node name."""

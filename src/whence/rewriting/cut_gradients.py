@@ -38,22 +38,26 @@ def cut_gradients(
     `ran_without` says of a recorded node whether gradients stop there. Returns the names of the nodes that
     pass the gradient of their first argument straight through.
     """
-    graph, sources = functional.graph, functional.sources
-
-    def is_cut(node: fx.Node) -> bool:
-        recorded = sources.get(node, node)
-        return ran_without(recorded) or said_of(recorded.target).is_unseen
-
+    graph = functional.graph
     nodes = list(graph.nodes)
-    while nodes and not is_cut(nodes[-1]) and not _zeroed(nodes[-1], functional):
+    recorded = list(map(functional.sources.get, nodes, nodes))
+    unseen, zeroing = _targets_told_apart(recorded)
+    pairs = list(zip(nodes, recorded, strict=True))
+    cut = {node for node, before in pairs if ran_without(before) or id(before.target) in unseen}
+    zeroed = {
+        node: _zeroed(node, before, functional.copied.get(node))
+        for node, before in pairs
+        if node in functional.copied or id(before.target) in zeroing
+    }
+    while nodes and nodes[-1] not in cut and nodes[-1] not in zeroed:
         nodes.pop()
     carrying: set[fx.Node | None] = set()
     detached: dict[fx.Node, fx.Node] = {}
     straight: list[str] = []
     for node in nodes:
-        if node.op == "placeholder" or not is_cut(node) or node in functional.looking:
+        if node.op == "placeholder" or node not in cut or node in functional.looking:
             is_carrying = carries_gradient(node, carrying, any_input=any_input)
-            if lost := [each for each in _zeroed(node, functional) if each in carrying]:
+            if lost := [each for each in zeroed.get(node, ()) if each in carrying]:
                 _choose_over(graph, node, lost)
                 is_carrying = True
         else:
@@ -81,13 +85,19 @@ def carries_gradient(node: fx.Node, carrying: Set[fx.Node | None], *, any_input:
     return not isinstance(value, SYMBOLIC) and not carrying.isdisjoint(node.all_input_nodes)
 
 
-def _zeroed(node: fx.Node, functional: Functional) -> Sequence[fx.Node]:
+def _targets_told_apart(nodes: Sequence[fx.Node]) -> tuple[Set[int], Set[int]]:
+    """The operators that autograd does not look at, and those whose writes hand on zeros, by identity."""
+    said = {key: said_of(target) for key, target in {id(node.target): node.target for node in nodes}.items()}
+    unseen = {key for key, row in said.items() if row.is_unseen}
+    return unseen, {key for key, row in said.items() if row.zeroes_gradient}
+
+
+def _zeroed(node: fx.Node, recorded: fx.Node, copied: fx.Node | None) -> Sequence[fx.Node]:
     """What gets a gradient of zeros in a write, and none from the node that computes what is written."""
-    if (copied := functional.copied.get(node)) is not None:
+    if copied is not None:
         return (copied,)
-    recorded: Any = functional.sources.get(node, node).target
-    is_lost = said_of(recorded).zeroes_gradient and node.target is functional_twin(recorded)
-    return node.all_input_nodes if is_lost else ()
+    target: Any = recorded.target
+    return node.all_input_nodes if node.target is functional_twin(target) else ()
 
 
 def _detach_inputs(

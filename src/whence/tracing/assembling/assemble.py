@@ -282,15 +282,15 @@ class _Names(dict[str, Leaf]):
         self.present = present
 
     def get(self, name: str, default: Any = None) -> Any:
+        if name in self.present:
+            return default
         found = super().get(name)
-        if found is not None:
-            return found
-        return default if name in self.present else Absent("nothing in the program uses this value")
+        return Absent("nothing in the program uses this value") if found is None else found
 
     def name(self, name: str) -> str | None:
+        if name in self.present:
+            return name
         moved = super().get(name)
-        if moved is None:
-            return name if name in self.present else None
         return moved.name if isinstance(moved, Named) else None
 
 

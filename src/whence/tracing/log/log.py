@@ -167,11 +167,8 @@ _FOLLOWS: Mapping[type, Callable[[Any, Any], None]] = {
 def ran_without(marks: Mapping[fx.Node, Marked], custom: Set[int]) -> Callable[[fx.Node], bool]:
     """Whether gradients stop at a node, because it ran without; `custom` autograd functions excepted."""
 
-    def stops(node: fx.Node) -> bool:
-        mark = marks.get(node)
-        return mark is not None and bool(mark.cut) and mark.moment not in custom
-
-    return stops
+    stopped = {node for node, mark in marks.items() if mark.cut and mark.moment not in custom}
+    return stopped.__contains__
 
 
 def first_of_each_moment(log: Log) -> dict[int, fx.Node]:

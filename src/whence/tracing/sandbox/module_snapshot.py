@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, fx, nn
 
 from whence._torch.observe.attribute_reads import TABLES, own_attributes
+from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_flatten
 from whence._torch.record.recorder import FakeTensor
 from whence.dependence.snapshots import (
@@ -140,9 +141,11 @@ def kept_of(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[ModuleCopy]
 def object_kept(path: ModulePath, thing: object) -> ModuleCopy:
     """An object that a module holds, with copies of what it holds itself."""
     attributes = dict(vars(thing))
-    held = [(name, value) for name, value in attributes.items() if issubclass(type(value), CONTAINERS)]
-    empty = [row for row in held if not row[1]]
-    return ModuleCopy(path, thing, attributes, containers_saved(row for row in held if row[1]), empty)
+    full, empty = list[tuple[str, Container]](), list[tuple[str, Container]]()
+    for name, value in attributes.items():
+        if (kind := type(value)) not in PLAIN and issubclass(kind, CONTAINERS):
+            (full if value else empty).append((name, value))
+    return ModuleCopy(path, thing, attributes, containers_saved(full), empty)
 
 
 def _losses(kept: ModuleCopy, lines: Lines, line_of: Callable[[Tensor], str | None]) -> Iterator[Loss]:
