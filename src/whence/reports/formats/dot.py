@@ -30,7 +30,8 @@ def dot(figures: Row) -> str:
 
 def _cluster(held: Row, made: Mapping[str, str], indent: str) -> Iterator[str]:
     for node in held["nodes"]:
-        label = f"{node['name']}\n{short(node['target'])}\n{made.get(node['name'], '')}".rstrip()
+        said = dict.fromkeys([node["name"], short(node["target"]), made.get(node["name"], "")])
+        label = "\n".join(filter(None, said))
         style = _STYLES[node["origin"]["phase"]]
         yield f"{indent}{_quoted(node['name'])} [label={_quoted(label)}, style={style}];"
     for number, inner in held["inside"].items():
