@@ -337,7 +337,7 @@ def test_calls_written_from_one_record_are_not_spelled_again(
 
 def forgotten(program: whence.Program) -> whence.Program:
     """The program without what its capture knew of calls that were written from one record."""
-    return program.with_changes(replay=replace(program.replay, known=None))
+    return program.under(replay=replace(program.replay, known=None))
 
 
 def copied_in_front(node: fx.Node) -> None:

@@ -89,7 +89,8 @@ class Circumstances:
     says that programs were to be kept for sizes that a branch excludes, which are `numbers` in such a one.
     `device` is the one that the program was captured for, where that was not the model's own, and `presumed`
     says what was taken for granted of it that only the device can tell. `modes` are those of torch that the
-    model asked for: the program is what it does where they are so.
+    model asked for: the program is what it does where they are so. `replay` says which calls were not run,
+    because they had to do what an equal one did.
     """
 
     dynamic_shapes: Any = None
@@ -107,6 +108,7 @@ class Circumstances:
     device: str | None = None
     presumed: tuple[str, ...] = ()
     modes: tuple[AskedMode, ...] = ()
+    replay: Replays = field(default_factory=Replays)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -117,9 +119,8 @@ class Program(OpensInNotebook):
     What each node is lies on the node (`node_records`), and `facts` says it of all of them. `result` is the
     structure of what the captured callable returns. `modules` are the names of the model's hierarchy. `state`
     maps names of inputs to the model's own tensors, with those that are made of several inputs under names of
-    their own. `guards` is what the capture assumed. `replay` says which calls were not run, because they had
-    to do what an equal one did. `step` is there for a program of a whole training step: what it needs of the
-    optimizer. `circumstances` are what the capture was asked for, and under what it ran.
+    their own. `guards` is what the capture assumed. `step` is there for a program of a whole training step:
+    what it needs of the optimizer. `circumstances` are what the capture was asked for, and under what it ran.
     `history` has an entry for each pass since then, in order. `variants` are programs for sizes that a branch
     of the model excludes, if they were asked for: what it computes there, with these sizes as numbers.
     """
@@ -132,7 +133,6 @@ class Program(OpensInNotebook):
     modules: tuple[ModuleRecord, ...]
     state: Mapping[str, Tensor]
     guards: Guards = field(default_factory=Guards)
-    replay: Replays = field(default_factory=Replays)
     step: Step | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
     history: tuple[PassEntry, ...] = ()
@@ -172,6 +172,11 @@ class Program(OpensInNotebook):
     def presumed(self) -> tuple[str, ...]:
         """What was taken for granted of that device, which only the device can tell."""
         return self.circumstances.presumed
+
+    @property
+    def replay(self) -> Replays:
+        """Which calls were not run, because they had to do what an equal one did."""
+        return self.circumstances.replay
 
     @property
     def graph(self) -> fx.Graph:

@@ -40,7 +40,7 @@ def cut_gradients(
     """
     graph = functional.graph
     nodes = list(graph.nodes)
-    recorded = list(map(functional.sources.get, nodes, nodes))
+    recorded = [functional.sources.get(node, node) for node in nodes]
     unseen, zeroing = _targets_told_apart(recorded)
     pairs = list(zip(nodes, recorded, strict=True))
     cut = {node for node, before in pairs if ran_without(before) or id(before.target) in unseen}

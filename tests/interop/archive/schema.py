@@ -10,7 +10,7 @@ from tests.schemas import LIST, NOTHING, TEXT, TRUTH, WHOLE, either, keyed, reco
 from whence import schema as vocabularies
 from whence.interop.archive.records.forms import Atom, Choice, Field, Fixed, Form, Record, Row, Table, form_of
 from whence.interop.archive.records.kinds import Special
-from whence.interop.archive.saved import _FIELDS, FORMAT, VERSION
+from whence.interop.archive.saved import _FIELDS, _FORMER, FORMAT, VERSION
 from whence.program import Program
 from whence.schema import Phase, Quality
 
@@ -40,6 +40,7 @@ def archive_schema() -> Json:
     hints = get_type_hints(Program)
     records: dict[str, Json] = {}
     fields = {name: _of(form_of(hints[name]), records) for name in _FIELDS}
+    fields |= {name: _of(form, records) for name, form in _FORMER.items()}
     head = {
         "format": {"const": FORMAT},
         "version": {"const": VERSION},
@@ -54,8 +55,8 @@ def archive_schema() -> Json:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:whence:archive:{VERSION}",
         "title": "program.json, the plain data in a file that program.save wrote",
-        **record_of({**head, **fields, **parts}, ["variants"]),
-        "$defs": {**_DEFINITIONS, **records, "variant": record_of({**fields, **own})},
+        **record_of({**head, **fields, **parts}, ["variants", *_FORMER]),
+        "$defs": {**_DEFINITIONS, **records, "variant": record_of({**fields, **own}, [*_FORMER])},
     }
 
 

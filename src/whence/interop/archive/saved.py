@@ -31,6 +31,7 @@ from whence.interop.archive.records.names import Described, LoadedNames
 from whence.interop.archive.records.reading import Reader
 from whence.interop.archive.records.writing import Writer
 from whence.program import Program
+from whence.program.replay import Replays
 from whence.program.state import bound_state
 from whence.schema import InputKind
 from whence.tracing.sandbox.capture_lock import without_collection
@@ -38,14 +39,15 @@ from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
 
 FORMAT, VERSION = "whence program", 1
 _FIELDS = (
-    *("signature", "calls", "convention", "result", "modules", "guards", "replay", "step", "circumstances"),
-    "history",
+    *("signature", "calls", "convention", "result", "modules", "guards", "step", "circumstances", "history"),
 )
 _HINTS = get_type_hints(Program)
 _FORMS: Mapping[str, Form] = MappingProxyType({name: form_of(_HINTS[name]) for name in _FIELDS})
 """What each field may hold; found before any file is read, for Python evaluates the name of a class in it."""
 _LATER = frozenset({"history"})
 """Fields that files of version 1 may be without."""
+_FORMER: Mapping[str, Form] = MappingProxyType({"replay": form_of(Replays)})
+"""Circumstances that files of version 1 may hold beside the others."""
 _BROKEN = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
     *(RuntimeError, AssertionError, SyntaxError, MemoryError, NotImplementedError),
@@ -206,6 +208,8 @@ def _one(
     there = [each for each in _FIELDS if each != "signature" and (each in data or each not in _LATER)]
     parts = {each: _FORMS[each].read(reader, data[each]) for each in there}
     program = Program(graph_module=module, signature=signature, state=stored, **parts)
+    former = {each: form.read(reader, data[each]) for each, form in _FORMER.items() if each in data}
+    program = program.under(**former) if former else program
     refuse_inconsistent(program, is_complete=truth(data["weights"]))
     state = stored if subject is None else _bound(program, tensors_by_name(subject), name)
     complete = {row.name for row in signature.state} <= state.keys()

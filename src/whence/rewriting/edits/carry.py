@@ -52,7 +52,7 @@ def carried(program: P, old: WorkingCopy, now: After, module: fx.GraphModule, so
         calls=calls,
         convention=replace(program.convention, reads_memory=reads),
         result=_result(program, outputs),
-        replay=replace(program.replay, known=None),
+        circumstances=replace(program.circumstances, replay=replace(program.replay, known=None)),
     )
 
 

@@ -120,13 +120,13 @@ def assemble(
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded, signature.wholes)),
         state=_state(recorded, graph, signature.wholes),
-        replay=session.replay.replayer.report(),
         circumstances=Circumstances(
             has_backward=bool(recorded.backward.roots),
             autocast=autocast_state(),
             asked=session.run.answers.compiled,
             opaque=_opaque(opaque, recorded, functional, between=between),
             modes=tuple(session.log.modes.values()),
+            replay=session.replay.replayer.report(),
         ),
     )
 
@@ -468,4 +468,4 @@ def finished(example: Example, recorded: Recorded, gradients: GradientSums) -> P
     program = assemble(session.run.subject, example, recorded, functional, exchanged)
     program = with_sizes(program, example, recorded)
     known = graph_copies(program.graph, exchanged.copies)
-    return program.with_changes(replay=replace(program.replay, known=known))
+    return program.under(replay=replace(program.replay, known=known))
