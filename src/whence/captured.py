@@ -16,7 +16,7 @@ from whence import hierarchy, interop, rewriting, tracing
 from whence.dependence.asking import Failed, attempt
 from whence.errors import CaptureError, InvalidShapes, SpecialisedShapes, UsageError, WhenceError
 from whence.execution.bound import Bound, Check
-from whence.execution.taken_step import of_later_steps, step_taken
+from whence.execution.taken_step import step_taken
 from whence.execution.validity import check, check_inputs, guarded, guards_for
 from whence.execution.values.first import First, first_difference, first_nonfinite
 from whence.execution.values.reading import ValueKey, Values, run
@@ -373,12 +373,12 @@ def _of_any_step(run: Callable[[], tuple[_Program, Observed]], taking: tuple[Any
         first = error
     try:
         with step_taken(*taking) as made:
-            program = _traced(run)
+            program = _traced(run, made)
     except WhenceError:
         raise first from None
-    if any(id(tensor) in made for tensor in program.state.values()):
+    if any(tensor is held for tensor in program.state.values() for held in made):
         raise first
-    return program.with_changes(step=of_later_steps(program.step, made))
+    return program.with_changes(step=replace(program.step, second=True))  # type: ignore[type-var]
 
 
 def _another_way(
@@ -462,13 +462,14 @@ def _captured_at(
     return _traced(partial(tracing.capture, model, numbered, backward, reuse=reuse))
 
 
-def _traced(run: Callable[[], tuple[_Program, Observed]]) -> Program:
-    """The program of a run, with what it assumed; what it sets context variables to ends with it."""
+def _traced(run: Callable[[], tuple[_Program, Observed]], made: Sequence[Tensor] = ()) -> Program:
+    """The program of a run, with what it assumed; what it sets context variables to ends with it. Tensors
+    that were `made` for it are others in another run."""
 
     def captured() -> Program:
         traced, observed = run()
         program = full(traced)
-        return program.with_changes(guards=guards_for(program, observed, run))
+        return program.with_changes(guards=guards_for(program, observed, run, made))
 
     return copy_context().run(without_collection, captured)
 

@@ -221,6 +221,9 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
         found.append(Fault(what, remedy="call program.module()"))
     if program.circumstances.is_foreign:
         found.append(Fault("the graph was made by others", remedy="call program.module()"))
+    if step.outside:
+        what = f"the file does not say what {', '.join(row.path for row in step.outside)} was at capture"
+        found.append(Fault(what, why="the step reads it", remedy=AGAIN))
     if any(place.is_lost for place in step.places):
         what = "the step changes objects of Python's that are not in a file"
         found.append(Fault(what, remedy="capture the step where they are"))

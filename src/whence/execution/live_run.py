@@ -1,6 +1,6 @@
 """One run of a program on live state: what it takes, and where it puts what it gives."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import described, gradient_hooks
 from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
-from whence._torch.plain_values import same_constant, same_objects
+from whence._torch.plain_values import same_objects
 from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
 from whence.program import Program
@@ -21,7 +21,6 @@ from whence.program.arguments.optimizer_arguments import (
     OWN,
     GroupSlot,
     Initial,
-    Outside,
     Setting,
     StateHome,
     StateSlot,
@@ -30,13 +29,11 @@ from whence.program.arguments.optimizer_arguments import (
     inside,
     put_inside,
 )
-from whence.program.names import InWords
 from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
 
 AGAIN = "capture again"
 _HANDED_OUT = (OutputKind.USER, OutputKind.EFFECT)
-_WIDTH = 100
 
 
 class Live:
@@ -64,8 +61,7 @@ class Live:
     def refuse(self) -> None:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""
         StaleCapture.refuse(self._other_parameters())
-        faults = [*self._other_settings(), *self._other_numbers(), *other_values(self.step.outside)]
-        faults += [*self._hooked(), *self._other_state()]
+        faults = [*self._other_settings(), *self._other_numbers(), *self._hooked(), *self._other_state()]
         StaleCapture.refuse(faults)
         names = [*self._leaves]
         rows = self.program.signature.outputs_of(OutputKind.MUTATION)
@@ -350,34 +346,3 @@ def _memory(value: Tensor) -> int:
 def _unmake(made: Sequence[tuple[dict[Any, Any], Any]]) -> None:
     for held, key in reversed(made):
         del held[key]
-
-
-def other_values(rows: Iterable[Outside]) -> list[Fault]:
-    """What has changed, by name."""
-    pairs = [(row, row.now()) for row in rows]
-    return [
-        Fault(
-            _said(row, now),
-            why="the step reads it outside of itself, where it is a constant of the program",
-            remedy=f"pass it as an argument of the step, or {AGAIN}",
-        )
-        for row, now in pairs
-        if not same_constant(row.value, now)
-    ]
-
-
-def _said(row: Outside, now: Any) -> str:
-    if isinstance(row.value, InWords):
-        return f"the step reads `{row.path}`, which is not in a file"
-    if isinstance(row.value, Tensor) and isinstance(now, Tensor):
-        return f"`{row.path}` is another tensor than at capture"
-    return f"`{row.path}` was {_spelled(row.value)} at capture, is {_spelled(now)} now"
-
-
-def _spelled(value: object) -> str:
-    if value is NOTHING:
-        return "absent"
-    if isinstance(value, Tensor):
-        return f"a tensor {list(value.shape)}"
-    text = getattr(value, "__qualname__", None) or repr(value)
-    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"

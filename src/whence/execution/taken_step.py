@@ -4,9 +4,8 @@ Some steps begin with another program than they go on with: momentum that is the
 the first batch makes. Whoever wants the program of all others takes one before, and gives everything back.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from types import FunctionType, MethodType
 from typing import Any
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 from whence._torch.observe.training_steps import as_one_optimizer
 from whence.execution.running import same_start, take
 from whence.execution.verify_step import optimizer_kept
-from whence.program.arguments.optimizer_arguments import Step
 from whence.tracing.steps.enclosed_state import Enclosed, enclosed_by, has_state, is_looked_at_whole
 from whence.tracing.steps.optimizer import optimizing
 from whence.tracing.target.subject import step_subject
@@ -27,10 +25,10 @@ _MOST = 10_000
 @contextmanager
 def step_taken(
     step: Callable[..., Any], inputs: tuple[Any, Any], model: object, optimizer: object
-) -> Iterator[Set[int]]:
+) -> Iterator[list[Tensor]]:
     """The step has run once on copies of these inputs while the block runs; all is as before afterwards.
 
-    Gives the identities of tensors that it has put around itself: those of the next first step are others.
+    Gives the tensors that it has put around itself: those of the next first step are others.
     """
     subject = step_subject(step, model)
     enclosed = enclosed_by(step)
@@ -39,18 +37,10 @@ def step_taken(
     with same_start(subject, inputs, [*before.values()]) as given, optimizer_kept(found):
         try:
             take(step, *given)
-            yield _tensors_around(enclosed_by(step)).keys() - before.keys()
+            now = _tensors_around(enclosed_by(step))
+            yield [tensor for key, tensor in now.items() if key not in before]
         finally:
             enclosed.restore()
-
-
-def of_later_steps(step: Any, made: Set[int]) -> Step:
-    """A step that is not the first; of tensors that the first one made it is known that they are there."""
-    rows = (
-        replace(row, way=(*row.way, type), value=type(row.value)) if id(row.value) in made else row
-        for row in step.outside
-    )
-    return replace(step, second=True, outside=tuple(rows))  # type: ignore[no-any-return]
 
 
 def _tensors_around(enclosed: Enclosed) -> dict[int, Tensor]:

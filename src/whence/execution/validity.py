@@ -1,10 +1,12 @@
 """Does a captured program still stand for a model?"""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from torch import Tensor
 
 from whence import hierarchy
 from whence.dependence.asking import Failed, attempt
@@ -30,25 +32,31 @@ from whence.tracing.target.subject import subject_of, tensors_by_name
 Capture = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Program]
 
 
-def guards_for(program: Program, observed: Observed, again: Callable[[], tuple[Program, Observed]]) -> Guards:
-    """The guards of a capture; raises `LostState` for a model whose next call would compute something else.
+def guards_for(
+    program: Program,
+    observed: Observed,
+    again: Callable[[], tuple[Program, Observed]],
+    made: Sequence[Tensor] = (),
+) -> Guards:
+    """The guards of a capture, for which tensors were `made`.
 
+    Raises `LostState` for a model whose next call would compute something else.
     Some models change in a run what they read in it: they install hooks, count, fill a cache or a config that
     they were given half empty. Such a model is captured once more as the run left it. Where it does the same,
     its guards then are as good as those before.
     """
-    guards, left = guards_of(program, observed), observed.left
+    guards, left = guards_of(program, observed, made), observed.left
     if not left:
         return guards
 
     def settled() -> tuple[Guards | None, Left]:
         second, seen = again()
         if not _stand_ins(second, left) and same_operations(program, second):
-            return guards_of(second, seen), seen.left
+            return guards_of(second, seen, made), seen.left
         is_cache = left.tensors and not (left.varies or seen.left or _advances_any_of(second, left))
         if is_cache and left.of_state:  # which training changes: a cache that is filled holds other numbers
             return guards, seen.left
-        return (guards_of(second, seen, left.tensors) if is_cache else None), seen.left
+        return (guards_of(second, seen, (*left.tensors, *made)) if is_cache else None), seen.left
 
     with applied(left), warnings.catch_warnings(action="ignore"):  # they were given already
         found = attempt(settled)

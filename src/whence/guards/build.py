@@ -192,7 +192,7 @@ def guards_of(program: Program, observed: Observed, made: Sequence[Tensor] = ())
     )
 
 
-def _variable(describer: Describer, found: Outside, source: Source) -> Guard:
+def _variable(describer: Describer, found: Outside, source: Source | None) -> Guard:
     expected = Missing() if found.value is NOTHING else describer.describe(found.value)
     return Guard(GuardKind.VARIABLE, found.path, expected, _DECIDED, found.path, source=source)
 

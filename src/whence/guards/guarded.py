@@ -17,6 +17,7 @@ from whence.program.guards.rows import Violation
 from whence.schema import OnViolation
 
 _SHOWN = 10
+_REMEDY_OF_STEPS = "capture the step again, or undo the change; what varies, pass as an argument of the step"
 _REMEDY = "capture again, undo the change, or call program.guarded(model, on_violation='recapture')"
 
 
@@ -143,6 +144,6 @@ def stale_capture(program: Program, checked: Checked) -> StaleCapture:
         f"the capture of {program.name} no longer holds",
         where=Place(module, line),
         why="\n       ".join([*shown, *([f"and {more} more"] if more else [])]),
-        remedy=_REMEDY if program.step is None else "capture the step again, or undo the change",
+        remedy=_REMEDY if program.step is None else _REMEDY_OF_STEPS,
         violations=tuple(checked.violations),
     )

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import subprocess
 import sys
 from collections import OrderedDict, namedtuple
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,6 +178,77 @@ def test_a_step_is_bound(tmp_path: Path) -> None:
     assert checks.differing(checks.state(eager), checks.state(model)) == []
     with pytest.raises(UsageError, match="captured with AdamW, not SGD"):
         whence.load(tmp_path / "p.whence", model=model).bind(model, torch.optim.SGD(model.parameters()))
+
+
+class Options:
+    """What a step reads around itself."""
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss * self.scale
+
+
+FACTOR, OPTIONS, HELD = 1.0, Options(1.0), SimpleNamespace()
+TABLE: dict[str, Any] = {"scale": 1.0, "more": [1.0]}
+
+
+def twofold(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    factor = {"by": 2.0}
+
+    @functools.wraps(function)
+    def run(x: Tensor) -> Tensor:
+        return function(x) * factor["by"]
+
+    return run
+
+
+@twofold
+def reads_around(x: Tensor) -> Tensor:
+    HELD.optimizer.zero_grad()
+    loss: Tensor = OPTIONS.scaled(HELD.model(x).sin().mean()) * FACTOR * TABLE["scale"] * len(TABLE["more"])
+    loss.backward()
+    HELD.optimizer.step()
+    return loss
+
+
+def closed_over(function: Any) -> Any:
+    return function.__closure__[0].cell_contents
+
+
+AROUND: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "global FACTOR": lambda patch: patch.setattr(sys.modules[__name__], "FACTOR", 2.0),
+    "OPTIONS.scale": lambda patch: patch.setattr(sys.modules[__name__], "OPTIONS", Options(2.0)),
+    "Options.scaled": lambda patch: patch.setattr(Options, "scaled", lambda _, loss: loss * 2.0),
+    "the keys of global TABLE": lambda patch: patch.setitem(TABLE, "other", 1.0),
+    "global TABLE['more']": lambda patch: patch.setitem(TABLE, "more", [1.0, 2.0]),
+    "closure factor": lambda patch: patch.setitem(closed_over(reads_around), "by", 3.0),
+}
+
+
+def test_what_a_step_reads_around_itself_is_compared_after_loading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also equal things that were made anew will do; another value is refused by name."""
+    HELD.model, HELD.optimizer = small()
+    held = {"model": HELD.model, "optimizer": HELD.optimizer}
+    whence.capture_step(reads_around, (batch(),), **held).save(tmp_path / "p.whence", weights=False)
+    monkeypatch.setattr(sys.modules[__name__], "OPTIONS", Options(1.0))
+    monkeypatch.setattr(sys.modules[__name__], "TABLE", {"scale": 1.0, "more": [1.0]})
+    model, optimizer = small()
+    program = whence.load(tmp_path / "p.whence", model=model)
+    assert program.check(model, (batch(),)) == []
+    run = program.bind(model, optimizer)
+    assert [bool(torch.equal(run(batch()), reads_around(batch()))) for _ in range(3)] == [True] * 3
+    assert checks.differing(checks.state(HELD.model), checks.state(model)) == []
+    for name, change in AROUND.items():
+        with monkeypatch.context() as patch:
+            change(patch)
+            assert name in [row.guard.what for row in program.check(model, (batch(),))]
+            with pytest.raises(StaleCapture):
+                run(batch())
+    run(batch())
 
 
 def test_what_a_program_does_it_does_after_loading(tmp_path: Path) -> None:

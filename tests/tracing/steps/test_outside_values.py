@@ -9,9 +9,10 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial, wraps
+from functools import partial, partialmethod, singledispatch, wraps
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -99,8 +100,10 @@ def refusal(run: Callable[..., Any], model: nn.Module) -> str:
     with pytest.raises(StaleCapture) as caught:
         run(batch())
     assert differing(before, state(model)) == []
-    assert "pass it as an argument of the step" in str(caught.value)
-    return str(caught.value.what)
+    assert "pass as an argument of the step" in str(caught.value)
+    violations: Any = caught.value.violations
+    rows = [(row.guard.what, row.guard.expected, row.found) for row in violations]
+    return "\n".join(f"`{what}` was {then} at capture, is {now} now" for what, then, now in rows)
 
 
 def change(trainer: Trainer, name: str) -> None:
@@ -135,12 +138,12 @@ CHANGES = {
     "scale": "`Trainer.options.scale` was 1.0 at capture, is 0.5 now",
     "options": "`Trainer.options.scale` was 1.0 at capture, is 2.0 now",
     "slot": "`Trainer.frozen.scale` was 1.0 at capture, is 0.5 now",
-    "entry": "`Trainer.table['inner'][0]` was 1.0 at capture, is 1 now",
-    "newcomer": "`Trainer.table` was a dict of 'scale', 'inner' at capture, "
-    "is a dict of 'scale', 'inner', 'more' now",
-    "set": "`Trainer.names` was frozenset({1}) at capture, is frozenset({1, 2}) now",
-    "deque": "`Trainer.recent` was a deque of 1 at capture, is a deque of 2 now",
-    "tensor": "`Trainer.weight` is another tensor than at capture",
+    "entry": "`Trainer.table['inner']` was [1.0] at capture, is one whose item [0] is 1 now",
+    "newcomer": "`the keys of Trainer.table` was ('scale', 'inner') at capture, "
+    "is ('scale', 'inner', 'more') now",
+    "set": "`Trainer.names` was {1} at capture, is {1, 2} now",
+    "deque": "`the length of Trainer.recent` was 1 at capture, is 2 now",
+    "tensor": "`Trainer.weight` was Tensor float32[2] at capture, is another Tensor float32[2] now",
     "function": "`Trainer.function` was as_it_is at capture, is negated now",
     "kind": "`Trainer.dtype` was torch.float32 at capture, is torch.float64 now",
     "absent": "`Trainer.extra` was absent at capture, is 2.0 now",
@@ -174,13 +177,16 @@ def test_variables_of_files_are_compared(monkeypatch: pytest.MonkeyPatch) -> Non
     trainer, run = bound()
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "FACTOR", 0.5)
-        assert refusal(run, trainer.model) == "`FACTOR` was 1.0 at capture, is 0.5 now"
+        assert refusal(run, trainer.model) == "`global FACTOR` was 1.0 at capture, is 0.5 now"
     with monkeypatch.context() as patch:
         patch.setattr(math, "pi", 3)
-        assert refusal(run, trainer.model) == "`math.pi` was 3.141592653589793 at capture, is 3 now"
+        assert refusal(run, trainer.model) == "`global math.pi` was 3.141592653589793 at capture, is 3 now"
     with monkeypatch.context() as patch:
         patch.setitem(globals(), "from_the_file", negated)
-        assert refusal(run, trainer.model) == "`from_the_file` was from_the_file at capture, is negated now"
+        assert (
+            refusal(run, trainer.model)
+            == "`global from_the_file` was from_the_file at capture, is negated now"
+        )
     run(batch())
 
 
@@ -207,8 +213,8 @@ def test_variables_of_functions_are_compared() -> None:
     run = program.bind(model, optimizer)
     set_to(0.5, 0.5)
     said = refusal(run, model)
-    assert "`alpha` was 1.0 at capture, is 0.5 now" in said
-    assert "`beta` was 1.0 at capture, is 0.5 now" in said
+    assert "`closure alpha` was 1.0 at capture, is 0.5 now" in said
+    assert "`closure beta` was 1.0 at capture, is 0.5 now" in said
     set_to(1.0, 1.0)
     options.scale = 0.5
     assert refusal(run, model) == "`given.scale` was 1.0 at capture, is 0.5 now"
@@ -230,23 +236,77 @@ def with_attribute(value: Tensor, *, factor: float = 1.0) -> Tensor:
 
 
 with_attribute.scale = 1.0  # type: ignore[attr-defined]
+
+
+class Constant:
+    """A descriptor."""
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def __get__(self, _thing: object, _kind: type) -> float:
+        return self.value
+
+
+class OfScales(type):
+    """A class whose classes have a scale."""
+
+    number = 1.0
+
+    @property
+    def scale(cls) -> float:
+        return cls.number
+
+
+class Scaling(metaclass=OfScales):
+    """Scales in all the ways in which Python runs code that nobody names."""
+
+    kept = Constant(1.0)
+
+    def __init__(self) -> None:
+        self.__dict__["table"] = {"computed": 1.0}
+
+    def __call__(self, value: Tensor) -> Tensor:
+        return value * self.kept
+
+    def __getattr__(self, name: str) -> float:
+        return float(self.__dict__["table"][name])
+
+    def by(self, factor: float, value: Tensor) -> Tensor:
+        return value * factor
+
+    once = partialmethod(by, 1.0)
+
+
+@singledispatch
+def overloaded(value: object) -> Any:
+    return value
+
+
+def registered(_patch: object) -> None:
+    overloaded.register(Tensor, lambda value: value * 0.5)
+
+
+SCALING = Scaling()
+WEAK = ref(DEFAULT)
+NAMES = SimpleNamespace(scale=1.0)
 BEHIND = {"scale": 1.0}
 PROXY, ARRAY = MappingProxyType(BEHIND), np.ones(1)
 AROUND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[pytest.MonkeyPatch], None], str]] = {
     "attribute of a function": (
         with_attribute,
         lambda patch: patch.setattr(with_attribute, "scale", 0.5),
-        "`with_attribute.scale` was 1.0 at capture, is 0.5 now",
+        "`global with_attribute.scale` was 1.0 at capture, is 0.5 now",
     ),
     "default of a function": (
         with_attribute,
         lambda patch: patch.setattr(with_attribute, "__kwdefaults__", {"factor": 0.5}),
-        "`factor` was 1.0 at capture, is 0.5 now",
+        "`a default argument of with_attribute` was 1.0 at capture, is 0.5 now",
     ),
     "table of a class": (
         lambda value: value * Registry.scale(),
         lambda patch: patch.setitem(Registry.table, "scale", 0.5),
-        "`Registry.table['scale']` was 1.0 at capture, is 0.5 now",
+        "`Registry.table` was {'scale': 1.0} at capture, is one whose item ['scale'] is 0.5 now",
     ),
     "method of a class": (
         lambda value: value * Registry.scale(),
@@ -256,12 +316,52 @@ AROUND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[pytest.MonkeyPatch
     "proxy": (
         lambda value: value * PROXY["scale"],
         lambda patch: patch.setitem(BEHIND, "scale", 0.5),
-        "`PROXY['scale']` was 1.0 at capture, is 0.5 now",
+        "`global PROXY['scale']` was 1.0 at capture, is 0.5 now",
     ),
     "array": (
         lambda value: value * float(ARRAY[0]),
         lambda patch: patch.setitem(globals(), "ARRAY", np.zeros(1)),
-        "`ARRAY` was",
+        "`global ARRAY` was",
+    ),
+    "method that Python calls": (
+        lambda value: SCALING(value) * 1.0,
+        lambda patch: patch.setattr(Scaling, "__call__", lambda _, value: value * 0.5),
+        "`Scaling.__call__` was",
+    ),
+    "descriptor": (
+        lambda value: SCALING(value) * 1.0,
+        lambda patch: patch.setattr(vars(Scaling)["kept"], "value", 0.5),
+        "`Scaling.kept.value` was 1.0 at capture, is 0.5 now",
+    ),
+    "what computes attributes": (
+        lambda value: value * SCALING.computed,
+        lambda patch: patch.setitem(vars(SCALING)["table"], "computed", 0.5),
+        "`SCALING.table` was",
+    ),
+    "partial method": (
+        lambda value: SCALING.once(value) * 1.0,
+        lambda patch: patch.setattr(Scaling, "once", partialmethod(Scaling.by, 0.5)),
+        "`Scaling.once.args` was (1.0,) at capture",
+    ),
+    "property of a metaclass": (
+        lambda value: value * Scaling.scale,
+        lambda patch: patch.setattr(OfScales, "scale", 0.5),
+        "`OfScales.scale` was",
+    ),
+    "overload": (
+        lambda value: overloaded(value) * 1.0,
+        registered,
+        "`the keys of global overloaded.registry` was",
+    ),
+    "weak reference": (
+        lambda value: value * WEAK().scale,  # type: ignore[union-attr]
+        lambda patch: patch.setattr(DEFAULT, "scale", 0.5),
+        "`WEAK.scale` was 1.0 at capture, is 0.5 now",
+    ),
+    "attribute that is asked for": (
+        lambda value: value * 0.5 if hasattr(NAMES, "halved") else value,
+        lambda patch: patch.setattr(NAMES, "halved", True, raising=False),
+        "`NAMES.halved` was absent at capture, is True now",
     ),
     "environment": (
         lambda value: value * float(os.environ.get("SCALE_OF_A_TEST", "1")),
@@ -319,7 +419,7 @@ def test_trainer_may_be_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DEFAULT, "scale", 0.5)
     said = refusal(run, net)
     assert "`Lightning.scale` was 1.0 at capture, is 0.5 now" in said
-    assert "`options.scale` was 1.0 at capture, is 0.5 now" in said
+    assert "`a default argument of step.scale` was 1.0 at capture, is 0.5 now" in said
 
 
 def test_decorators_and_namespaces_are_looked_into() -> None:
@@ -348,13 +448,13 @@ def test_decorators_and_namespaces_are_looked_into() -> None:
     factor[0], names.scale = 2.0, 2.0
     table.clear()
     said = refusal(run, model)
-    assert "`factor[0]` was 1.0 at capture, is 2.0 now" in said
+    assert "`closure factor` was [1.0] at capture, is one whose item [0] is 2.0 now" in said
     assert "`names.scale` was 1.0 at capture, is 2.0 now" in said
-    assert "`table['scale']` was 1.0 at capture, is absent now" in said
-    assert "`table` was a defaultdict of 'scale' at capture, is a defaultdict of 0 now" in said
+    assert "`closure table['scale']` was 1.0 at capture, is absent now" in said
+    assert "`the keys of closure table` was ('scale',) at capture, is () now" in said
     assert not table
-    outside = run.program.step.outside  # type: ignore[union-attr]
-    assert copy.deepcopy(outside) == outside, "a copy of a program speaks of the same variables"
+    variables = run.program.guards.variables
+    assert copy.deepcopy(variables) == variables, "a copy of a program speaks of the same variables"
 
 
 def test_attribute_is_no_variable_of_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from whence.program.replay import Replays
 from whence.program.state import bound_state
 from whence.schema import InputKind
 from whence.tracing.sandbox.capture_lock import without_collection
+from whence.tracing.steps.enclosed_state import functions_of, wrappers_of
 from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
 
 FORMAT, VERSION = "whence program", 1
@@ -116,7 +117,10 @@ def _stored(program: Program, *, weights: bool) -> Mapping[str, Tensor]:
 
 def _described(program: Program) -> Described:
     classes = dict.fromkeys(holder.type for holder in program.guards.holders)
-    return Described({id(held): name for name, held in program.state.items()}, tuple(classes))
+    functions = (
+        () if program.step is None else (*wrappers_of(program.step.call), *functions_of(program.step.call))
+    )
+    return Described({id(held): name for name, held in program.state.items()}, tuple(classes), functions)
 
 
 # --- and back ----------------------------------------------------------------------------------------

@@ -293,7 +293,7 @@ class Setting:
 
 @dataclass(frozen=True, eq=False)
 class Outside:
-    """A value that the step reads outside of itself: a constant of the program.
+    """A value that code reads outside of itself: a constant of the program.
 
     `path` is how a person reads it. `way` leads from `root` to whatever is there by now.
     """
@@ -327,7 +327,7 @@ class Step:
     begins, which zeroes it, `without_gradient` those whose `.grad` has to be None when the step begins,
     `cleared` those whose `.grad` is None afterwards, whatever it was. `gradients` are inputs that are
     gradients of before, each with its parameter. `frames` are pieces of the optimizer's state that hold
-    others, or are constants. `outside` are values that it reads from variables and objects around it. `empty`
+    others, or are constants. `outside` is what files of releases had here that did not guard it. `empty`
     is state that is None, by parameter and key: a first step puts it there. `counted` are numbers around the
     step that it advances, and `effects` what else it puts there. `calls` are those of schedules, in order.
     `graph` is the graph that was captured, as long as no pass has made another one of it. A `second` step is

@@ -88,5 +88,5 @@ class Observed:
     objects: tuple[object, ...]
     reads: tuple[Read, ...]
     left: Left = field(default_factory=Left)
-    variables: tuple[tuple[Outside, Source], ...] = ()
+    variables: tuple[tuple[Outside, Source | None], ...] = ()
     named: frozenset[str] = frozenset()

@@ -93,7 +93,7 @@ class Reads:
         self._rows: list[Read] = []
         self._before = ContainerSnapshot({id(module): module for _, module in self._modules}.values())
         self._left = Left()
-        self._variables: tuple[tuple[Outside, Source], ...] = ()
+        self._variables: tuple[tuple[Outside, Source | None], ...] = ()
         self._noted: set[tuple[int, str]] = set()
         self._ran: list[Read] = []
         self.watchers: list[Callable[[Read], None]] = []

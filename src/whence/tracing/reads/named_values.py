@@ -4,6 +4,7 @@ Of what variables lead to, only what code spells is looked at: attributes by its
 constants, and of an object what those of its methods spell that the code may call.
 """
 
+import os
 import sys
 import threading
 from argparse import Namespace
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from functools import _lru_cache_wrapper, partial, partialmethod
-from operator import itemgetter
+from operator import attrgetter, itemgetter, methodcaller
 from types import (
     BuiltinFunctionType,
     CodeType,
@@ -33,8 +34,8 @@ from whence._torch.files import WHENCE, is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
 from whence._torch.record.recorder import FakeTensor
-from whence.dependence.code import behind, codes_in, defaults_of, function_in, names_in
-from whence.dependence.snapshots import Saved, is_container, save
+from whence.dependence.code import behind, codes_in, defaults_of, function_in, globals_in, imported, names_in
+from whence.dependence.snapshots import Saved, content_of_cell, is_container, save
 from whence.dependence.values import content_of, is_constant
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
@@ -46,7 +47,7 @@ _HOLDING = (list, tuple, dict, set, frozenset)
 _ACCUMULATING = (defaultdict, Counter)
 _SEQUENCES = (list, tuple, deque)
 _MAPPINGS = (dict, MappingProxyType, ChainMap, UserDict)
-_OF_CLASSES = (FunctionType, property, staticmethod, classmethod)
+OF_CLASSES = (FunctionType, property, staticmethod, classmethod)
 _CALLING = (MethodType, partial, partialmethod, _lru_cache_wrapper, ref)
 _LEADING = (type, ref, FunctionType, MappingProxyType)
 """What an attribute may hold that decides by what it leads to."""
@@ -93,15 +94,16 @@ class CodeWords(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Row:
+class NamedRow:
     """A value with its reader, and what it held."""
 
     found: Outside
-    source: Source
+    source: Source | None
     held: list[Saved]
 
     @property
     def is_unchanged(self) -> bool:
+        """Whether there still is what there was."""
         now = self.found.now()
         is_same = now is self.found.value or same_constant(self.found.value, now)
         return is_same and all(row.is_unchanged for row in self.held)
@@ -111,31 +113,45 @@ class NamedValues:
     """Collects values; `is_user` knows the user's code, and `is_inside` what is looked at elsewhere."""
 
     def __init__(self, is_user: Callable[[CodeType], bool], is_inside: Callable[[object], bool]) -> None:
+        self.rows: list[NamedRow] = []
         self._is_user = is_user
         self._is_inside = is_inside
-        self._rows: list[_Row] = []
+        self._imports: list[tuple[FunctionType, CodeWords]] = []
         self._seen: dict[object, object] = {}
         self._own: dict[tuple[type, CodeWords], CodeWords] = {}
 
-    def add(self, found: Outside, source: Source) -> None:
+    def add(self, found: Outside, source: Source | None) -> None:
         """Note a value, whatever it is."""
         held = found.value
-        self._rows.append(_Row(found, source, save(found.path, held) if isinstance(held, _HOLDING) else []))
+        self.rows.append(
+            NamedRow(found, source, save(found.path, held) if isinstance(held, _HOLDING) else [])
+        )
 
-    def walk(self, found: Outside, code: CodeType, spelling: CodeWords, left: int = _FAR) -> None:
+    def function(self, function: FunctionType, path: str, spelling: CodeWords) -> None:
+        """Note what a function names: variables of its file and of those around it, defaults, imports."""
+        source = beginning(function.__code__)
+        for found in variables_of(function):
+            self.walk(found, source, spelling)
+        for position, value in enumerate(defaults_of(function)):
+            if self._is_default_noted(value):
+                where, step = f"a default argument of {path}", partial(default_of, default=position)
+                self.walk(Outside(where, function, (step,), value), source, spelling)
+        self._imports.append((function, spelling))
+
+    def walk(self, found: Outside, source: Source | None, spelling: CodeWords, left: int = _FAR) -> None:
         """Note a value that decides by itself; of any other, what the code spells of it."""
         value = found.value
-        if is_of_run(value) or _is_ours(value):
+        if self._is_left(found):
             return
         is_whole = is_plain(value)
-        if is_whole or (found.way and _says_what_it_is(value)) or self._stands_alone(found):
-            self._note(found, Source(code.co_filename, code.co_firstlineno, code.co_qualname))
-        if not is_whole and left and self._is_entered(value) and self._is_new((id(value), spelling), value):
-            spelling = self._with_methods(value, spelling)
-            if (function := _function_behind(value)) is not None:
-                spelling = spelling.with_(CodeWords.of(function.__code__))
-            for part in _parts(found, spelling):
-                self.walk(part, code, spelling, left - 1)
+        if is_whole or (found.way and self._says_what_it_is(value)) or self._stands_alone(found):
+            self._note(found, source)
+        if is_whole or not left or not self._is_entered(value):
+            return
+        if self._is_new((*self._key_to_enter(found), spelling), value):
+            spelling = self._spelled_of(value, spelling)
+            for part in self._parts(found, spelling):
+                self.walk(part, source, spelling, left - 1)
 
     def held(self, owner: type, value: object, path: str) -> None:
         """Something that an instance of a class holds under an attribute, which is compared for itself: what
@@ -143,27 +159,45 @@ class NamedValues:
         function = function_in(class_attribute(owner, "forward"))
         if function is None:
             return
-        spelling = self._with_methods(owner, CodeWords.of(function.__code__))
+        source, spelling = beginning(function.__code__), CodeWords.of(function.__code__)
+        spelling = self._with_methods(owner, spelling)
         if isinstance(value, _LEADING):
-            self.walk(Outside(path, value, (), value), function.__code__, spelling)
+            self.walk(Outside(path, value, (), value), source, spelling)
         elif _has_attributes(type(value)):
-            for part in _methods(type(value), spelling):
-                self.walk(part, function.__code__, spelling, 0)
+            for part in methods_called(type(value), spelling):
+                self.walk(part, source, spelling, 0)
 
-    def module(self, module: ModuleType, code: CodeType, spelling: CodeWords) -> None:
-        """A file of the user's that code imports, by its name each time."""
-        name = module.__name__
-        root, way = (sys.modules, (itemgetter(name),)) if sys.modules.get(name) is module else (module, ())
-        self.walk(Outside(name, root, way, module), code, spelling)
+    def imported(self) -> None:
+        """Note what functions import, once that is there: files of the user's, by their names each time."""
+        for function, spelling in self._imports:
+            for module in imported(function.__code__, function.__globals__):
+                name = module.__name__
+                is_by_name = sys.modules.get(name) is module
+                root, way = (sys.modules, (itemgetter(name),)) if is_by_name else (module, ())
+                self.walk(Outside(name, root, way, module), beginning(function.__code__), spelling)
 
-    def unchanged(self) -> list[tuple[Outside, Source]]:
-        """What is still as it was, with readers."""
-        return [(row.found, row.source) for row in self._rows if row.is_unchanged]
+    # --- what counts -------------------------------------------------------------------------------------
 
-    def _note(self, found: Outside, source: Source) -> None:
+    def _is_left(self, found: Outside) -> bool:
+        """Whether a value is neither noted nor entered."""
+        return is_of_run(found.value) or _is_ours(found.value)
+
+    def _is_default_noted(self, value: object) -> bool:
+        """Others are compared with the function."""
+        return type(value) not in PLAIN and not isinstance(value, Tensor)
+
+    def _says_what_it_is(self, value: object) -> bool:
+        return _says_what_it_is(value)
+
+    def _key_to_enter(self, found: Outside) -> tuple[object, ...]:
+        return (id(found.value),)
+
+    def _key_to_note(self, found: Outside) -> tuple[object, ...]:
         value = found.value
-        key = ("held", id(value)) if isinstance(value, _HOLDING) else (id(found.root), found.path)
-        if self._is_new(key, (value, found.root)):
+        return ("held", id(value)) if isinstance(value, _HOLDING) else (id(found.root), found.path)
+
+    def _note(self, found: Outside, source: Source | None) -> None:
+        if self._is_new(self._key_to_note(found), (found.value, found.root)):
             self.add(found, source)
 
     def _stands_alone(self, found: Outside) -> bool:
@@ -174,10 +208,13 @@ class NamedValues:
             is_free = value.__self__ is None or isinstance(value.__self__, ModuleType | type)
             return is_free and bool(found.way)
         is_free = type(value) is FunctionType and not value.__closure__ and self._is_user(value.__code__)
-        return is_free or (isinstance(value, _OF_CLASSES) and bool(found.way))
+        return is_free or (isinstance(value, OF_CLASSES) and bool(found.way))
 
     def _is_entered(self, value: object) -> bool:
         return not issubclass(type(value), _NOT_ENTERED) and not self._is_inside(value)
+
+    def _parts(self, found: Outside, spelling: CodeWords) -> Iterator[Outside]:
+        return parts_of(found, spelling)
 
     def _is_new(self, key: object, alive: object) -> bool:
         if key in self._seen:
@@ -185,12 +222,40 @@ class NamedValues:
         self._seen[key] = alive
         return True
 
+    def _spelled_of(self, value: object, spelling: CodeWords) -> CodeWords:
+        """What code spells, and the function behind a value, and the methods that it may call of it."""
+        spelling = self._with_methods(value, spelling)
+        function = _function_behind(value)
+        return spelling if function is None else spelling.with_(CodeWords.of(function.__code__))
+
     def _with_methods(self, value: object, spelling: CodeWords) -> CodeWords:
         """What code spells, and the methods of the user's that it may call of a value."""
         kind = value if isinstance(value, type) else type(value)
         if (known := self._own.get((kind, spelling))) is None:
             known = self._own[kind, spelling] = _with_methods(kind, spelling)
         return known
+
+
+def beginning(code: CodeType) -> Source:
+    """Where code begins."""
+    return Source(code.co_filename, code.co_firstlineno, code.co_qualname)
+
+
+def variables_of(function: FunctionType) -> Iterator[Outside]:
+    """The variables that a function uses, of its file and of the functions around it."""
+    code, variables = function.__code__, function.__globals__
+    used = frozenset[str]().union(*map(globals_in, codes_in(code)))
+    for name in sorted(used & variables.keys()):
+        yield Outside(f"global {name}", variables, (itemgetter(name),), variables[name])
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        if name != "__class__" and (held := content_of_cell(cell)) is not NOTHING:
+            yield Outside(f"closure {name}", cell, (attrgetter("cell_contents"),), held)
+
+
+def of_environment(name: str) -> Outside:
+    """A variable of the environment."""
+    way = (methodcaller("get", name),)
+    return Outside(f"os.environ[{name!r}]", os.environ, way, os.environ.get(name))
 
 
 def _is_ours(value: object) -> bool:
@@ -224,15 +289,15 @@ def _with_methods(kind: type, spelling: CodeWords) -> CodeWords:
     return spelling
 
 
-def _parts(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
+def parts_of(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     """What a value holds that code may ask for."""
     value, kind = found.value, type(found.value)
     if issubclass(kind, ModuleType):
         names = () if is_library(value.__name__) else sorted(spelling.names & vars(value).keys())
-        yield from (_of_module(found, name) for name in names)
+        yield from (of_module(found, name) for name in names)
     elif issubclass(kind, type):
         yield from _of_class(value, spelling)
-    elif issubclass(kind, _OF_CLASSES):
+    elif issubclass(kind, OF_CLASSES):
         yield from _of_function(found, spelling)
     elif isinstance(value, _CALLING):
         for position, part in enumerate(_behind(value)):
@@ -257,31 +322,39 @@ def _of_function(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
                 yield Outside(f"the keys of {found.path}.{name}", found.root, (*way, tuple), tuple(held))
 
 
+def attribute_of(found: Outside, name: str, held: object) -> Outside:
+    """On to an attribute."""
+    owner = found.path.removeprefix("global ").removeprefix("closure ")
+    return Outside(f"{owner}.{name}", found.root, (*found.way, partial(held_attribute, name=name)), held)
+
+
+def of_class(kind: type, name: str, held: object) -> Outside:
+    """What a class holds, by its name."""
+    return Outside(f"{kind.__name__}.{name}", kind, (partial(held_attribute, name=name),), held)
+
+
 def _of_object(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     """Attributes of an object, and the methods of its class."""
-    owner = found.path.removeprefix("global ").removeprefix("closure ")
     for name in sorted(spelling.names):
         held = held_attribute(found.value, name)
-        if isinstance(held, _OF_CLASSES) and name not in own_attributes(found.value):
+        if isinstance(held, OF_CLASSES) and name not in own_attributes(found.value):
             continue
         if held is not NOTHING or name in spelling.asked:
-            yield Outside(
-                f"{owner}.{name}", found.root, (*found.way, partial(held_attribute, name=name)), held
-            )
-    yield from _methods(type(found.value), spelling)
+            yield attribute_of(found, name, held)
+    yield from methods_called(type(found.value), spelling)
 
 
-def _methods(kind: type, spelling: CodeWords) -> Iterator[Outside]:
+def methods_called(kind: type, spelling: CodeWords) -> Iterator[Outside]:
     """What code calls of the instances of a class, where it or a base of it is the user's; modules are
     looked at elsewhere."""
     written = [base for base in kind.__mro__ if is_observable(base) and not is_library(base.__module__)]
     for base in written if not issubclass(kind, nn.Module) else ():
         for name in sorted(vars(base).keys() & (_IMPLIED | spelling.names)):
-            if isinstance(held := vars(base)[name], _OF_CLASSES):
-                yield Outside(f"{base.__name__}.{name}", base, (partial(held_attribute, name=name),), held)
+            if isinstance(held := vars(base)[name], OF_CLASSES):
+                yield of_class(base, name, held)
 
 
-def _of_module(found: Outside, name: str) -> Outside:
+def of_module(found: Outside, name: str) -> Outside:
     """A variable of a file; of the one that is there then, where code comes to it by a name."""
     variables = vars(found.value)
     if not found.way:
@@ -304,10 +377,10 @@ def _of_class(kind: type, spelling: CodeWords) -> Iterator[Outside]:
     is_filled = issubclass(kind, nn.Module) or is_dataclass(kind)  # by instances, which are looked at
     for name in sorted(spelling.names):
         held = class_attribute(kind, name)
-        if held is not NOTHING and not isinstance(held, _OF_CLASSES) and not (held is None and is_filled):
-            yield Outside(f"{kind.__name__}.{name}", kind, (partial(held_attribute, name=name),), held)
-    yield from _methods(kind, spelling)
-    yield from _methods(type(kind), spelling)
+        if held is not NOTHING and not isinstance(held, OF_CLASSES) and not (held is None and is_filled):
+            yield of_class(kind, name, held)
+    yield from methods_called(kind, spelling)
+    yield from methods_called(type(kind), spelling)
     if not is_library(type(kind).__module__):
         yield Outside(type(kind).__name__, type(kind), (), type(kind))
 
@@ -349,6 +422,11 @@ def held_attribute(thing: Any, name: str) -> Any:
     if held is NOTHING:
         held = class_attribute(type(thing), name)
     return held.__get__(thing) if type(held) is MemberDescriptorType else held
+
+
+def entry(held: Any, key: Any) -> Any:
+    """An entry; asking for one must not make it."""
+    return dict.get(held, key, NOTHING) if isinstance(held, dict) else held[key]
 
 
 def _access_behind(thing: Any, position: int) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from dis import findlinestarts, get_instructions
 from enum import Enum
 from functools import _lru_cache_wrapper, partial
-from operator import attrgetter, itemgetter, methodcaller
+from operator import methodcaller
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import ref
@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from whence._torch.files import is_library
-from whence._torch.observe.attribute_reads import NOTHING, is_observable
-from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
+from whence._torch.observe.attribute_reads import is_observable
+from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence._torch.record.recorder import FakeTensor
 from whence.dependence.code import (
     BY_TEXT,
@@ -57,7 +57,14 @@ from whence.dependence.snapshots import (
 from whence.errors import Place, SideEffect
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
-from whence.tracing.reads.named_values import CodeWords, NamedValues, default_of, held_attribute, is_plain
+from whence.tracing.reads.named_values import (
+    CodeWords,
+    NamedValues,
+    beginning,
+    held_attribute,
+    is_plain,
+    of_environment,
+)
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
 
 _ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)
@@ -102,7 +109,6 @@ class Reachable:
         self.names = set[str]()
         self._named = NamedValues(is_user, is_inside)
         self._owned: list[tuple[Saved, Source]] = []
-        self._imports: list[tuple[FunctionType, CodeWords]] = []
         self._is_user = is_user
         self._is_inside = is_inside
         self._seen: dict[object, object] = {}
@@ -176,27 +182,10 @@ class Reachable:
         if depth > _DEEP - _NEAR:
             for module in imported(code, function.__globals__):
                 self._follow(module, module.__name__, (code, module.__name__), names, depth)
-            self._name(function, path, CodeWords.of(code).and_held(held))
-
-    def _name(self, function: FunctionType, path: str, spelling: CodeWords) -> None:
-        """What a function near the model names: its values are compared."""
-        code, variables, cells = function.__code__, function.__globals__, function.__closure__ or ()
-        used = frozenset[str]().union(*map(globals_in, codes_in(code)))
-        for name in sorted(used & variables.keys()):
-            found = Outside(f"global {name}", variables, (itemgetter(name),), variables[name])
-            self._named.walk(found, code, spelling)
-        for name, cell in zip(code.co_freevars, cells, strict=True):
-            way = (attrgetter("cell_contents"),)
-            if name != "__class__" and (held := content_of_cell(cell)) is not NOTHING:
-                self._named.walk(Outside(f"closure {name}", cell, way, held), code, spelling)
-        for position, value in enumerate(defaults_of(function)):
-            if type(value) not in PLAIN and not isinstance(value, Tensor):
-                where, step = f"a default argument of {path}", partial(default_of, default=position)
-                self._named.walk(Outside(where, function, (step,), value), code, spelling)
-        self._imports.append((function, spelling))
+            self._named.function(function, path, CodeWords.of(code).and_held(held))
 
     def _walk(self, path: str, value: object, code: CodeType) -> None:
-        self._named.walk(Outside(path, value, (), value), code, CodeWords.of(code))
+        self._named.walk(Outside(path, value, (), value), beginning(code), CodeWords.of(code))
 
     def _variable(
         self, namespace: dict[str, Any], name: str, reader: Reader, names: frozenset[str], depth: int
@@ -273,7 +262,7 @@ class Reachable:
             if _is_followed(kind):
                 for row in self._save(path, value, reader):
                     if row.kind is CONTEXT:
-                        self._name_context(row, _beginning(reader[0]))
+                        self._name_context(row, beginning(reader[0]))
                     self._inside(row, reader, names, depth - 1)
                 self._class(kind, reader[0], names, depth - 1)
 
@@ -298,10 +287,9 @@ class Reachable:
             self._save("os.environ", os.environ, reader)
         for name in environment_names(reader[0]):
             if self._is_new(("environment", name), name):
-                key = EnvironmentKey(name)
-                for row in self._save(f"os.environ[{name!r}]", key, reader):
-                    found = Outside(row.path, os.environ, (methodcaller("get", name),), row.before)
-                    self._named.add(found, _beginning(reader[0]))
+                found = of_environment(name)
+                self._save(found.path, EnvironmentKey(name), reader)
+                self._named.add(found, beginning(reader[0]))
 
     def _class(self, kind: type, code: CodeType, names: Iterable[str], depth: int) -> None:
         """A class of the user's: its attributes, and those of its methods that are called."""
@@ -345,17 +333,15 @@ class Reachable:
         """What holds something else now, but for caches of calls, which are asked again."""
         return [row for row in self.saved if row.kind not in (CACHED, ENTRY) and not row.is_unchanged]
 
-    def variables(self) -> list[tuple[Outside, Source]]:
+    def variables(self) -> list[tuple[Outside, Source | None]]:
         """Variables near the model whose values may decide and that it does not change, with readers."""
-        for function, spelling in self._imports:
-            for module in imported(function.__code__, function.__globals__):
-                self._named.module(module, function.__code__, spelling)
+        self._named.imported()
         for row, source in self._owned:
             for name in self.names & row.before.keys():
                 found = _as_found(f"{row.path}.{name}", row.thing, partial(held_attribute, name=name))
                 if is_plain(found.value) and not isinstance(found.value, Tensor):
                     self._named.add(found, source)
-        return self._named.unchanged()
+        return [(row.found, row.source) for row in self._named.rows if row.is_unchanged]
 
     def line_of(self, row: Saved) -> str | None:
         """Where code that reads it names it."""
@@ -383,10 +369,6 @@ def _as_found(path: str, root: Any, step: Callable[[Any], Any]) -> Outside:
 
 
 _NO_CODE = (lambda: None).__code__
-
-
-def _beginning(code: CodeType) -> Source:
-    return Source(code.co_filename, code.co_firstlineno, code.co_qualname)
 
 
 def line_of(reader: Reader) -> str | None:

@@ -25,7 +25,7 @@ from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.enclosed_state import begin_scales, scales_of
 from whence.tracing.steps.first_step import StepAssumptions
-from whence.tracing.steps.host.of_model import beside_host, without_host
+from whence.tracing.steps.host.of_model import without_host
 from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import record_step
 from whence.tracing.steps.session import StepSession
@@ -83,15 +83,12 @@ def _captured(
     with keeping_what_was_recorded(session):
         gradients = attribute_step(recorded, session.step)
         program = finished(example, recorded, gradients).with_changes(step=recorded.step)
-        around = {id(row.value) for row in recorded.step.outside}
+        around = {id(row.value) for row, _ in recorded.outside}
         _refuse_outside(program, around | {id(tensor) for tensor in scales_of(subject.call)})
     check(program)
     observed = replace(session.run.reads.observed(), call=subject.roots[0][1])
-    places = recorded.step.places
-    if beside := beside_host(observed, places):
-        step = replace(recorded.step, outside=(*recorded.step.outside, *beside))
-        program = program.with_changes(step=step)
-    return program, without_host(observed, places), session
+    observed = without_host(observed, recorded.step.places)
+    return program, replace(observed, variables=(*observed.variables, *recorded.outside)), session
 
 
 def _refuse_composed(subject: Subject, example: Example) -> None:

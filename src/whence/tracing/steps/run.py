@@ -17,6 +17,7 @@ from whence._torch.tensors import tensors_restored
 from whence.errors import Place, SideEffect, UnsupportedStep
 from whence.program.arguments.containers import containers_in
 from whence.program.arguments.optimizer_arguments import Outside, Step, is_number
+from whence.provenance import Source
 from whence.schema import Phase
 from whence.tracing.recording.backward import Backward
 from whence.tracing.recording.partial import keeping_what_was_recorded
@@ -57,10 +58,12 @@ from whence.tracing.target.subject import Subject
 
 @dataclass(frozen=True)
 class RecordedStep(Recorded):
-    """One finished run of a step; its `rows` are the inputs that belong to the optimizer."""
+    """One finished run of a step; its `rows` are the inputs that belong to the optimizer, `outside` what it
+    read around itself."""
 
     session: StepSession
     step: Step = field(kw_only=True)
+    outside: tuple[tuple[Outside, Source | None], ...] = field(default=(), kw_only=True)
 
 
 def record_step(
@@ -87,8 +90,8 @@ def record_step(
             undoing.later(tensors_restored(tensors), optimizer_restored(found.optimizer), outside.restore)
             undoing.later(session.step.scheduling.undo)
             called = [hook for row in hooks for hook in row.value]
-            observer, sources = session.run.reads.observer, session.run.reads.reachable.sources
-            reads = OutsideReads(subject, observer, outside, sources, called)
+            sources = session.run.reads.reachable.sources
+            reads = OutsideReads(session, outside, called)
 
             def take() -> Taken:
                 held = take_inputs(session, found, wish)
@@ -108,9 +111,10 @@ def record_step(
             outcome, settled = host.settle(place), replace(wish, host=wish.host.settled)
             refuse_changes_of_its_own(own, found, settled, place)
             recorded = _recorded(session, found, settled, inputs, recorded, outcome)
-            step = replace(recorded.step, outside=(*hooks, *reads.found(place)), hooked=_in_words(subject))
+            step = replace(recorded.step, hooked=_in_words(subject))
+            rows = (*((row, None) for row in hooks), *reads.found(place))
             refuse_another_first_step(session, found, wish.operations)
-            return replace(recorded, step=step)
+            return replace(recorded, step=step, outside=rows)
 
     return undoing.around(run)
 
@@ -155,6 +159,7 @@ def _run(
         active.enter_context(values_deciding(session, example, prepared, begun))
         given = containers_in(prepared.arguments)
         result = run_subject(session, subject, prepared.arguments)
+        reads.imported()
         if session.step.scheduling.calls:
             leaves, spec = tree_flatten(result)
             result = tree_unflatten([*map(session.step.scheduling.deferred, leaves)], spec)

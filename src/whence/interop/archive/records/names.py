@@ -75,10 +75,11 @@ def _print_of(thing: Any) -> str | None:
 @dataclass
 class Described:
     """Describes things outside a program for a file; `tensors` are names of state by identity, `classes`
-    those that guards speak of."""
+    those that guards speak of, and `functions` those of a step."""
 
     tensors: Mapping[int, str]
     classes: Iterable[type] = ()
+    functions: Iterable[FunctionType] = ()
 
     def object(self, value: Any) -> list[str | None] | None:
         """A thing that is compared by identity: where it is, and what its code is."""
@@ -131,12 +132,14 @@ class Described:
     def _routes(self) -> dict[int, Names]:
         """How the cells of functions are reached: the name of a function, and the variables it closes over.
 
-        Functions are those of the classes, those whose names their code spells, and those in their cells.
+        Functions are those of the classes and of a step, those whose names their code spells, and those in
+        their cells.
         """
         found: dict[int, Names] = {}
         waiting: list[tuple[FunctionType, Names]] = [
             (function, (name,)) for kind in self.classes for name, function in _functions_of(kind)
         ]
+        waiting += [(function, (name,)) for function in self.functions if (name := name_of(function))]
         seen = set[int]()
         for function, route in waiting:  # which grows
             if id(function) in seen:
@@ -181,8 +184,8 @@ def _namespace(module: str) -> dict[str, Any] | None:
 
 
 def _step(step: Any) -> list[str] | None:
-    if step is tuple:
-        return ["keys", ""]
+    if step in (tuple, len):
+        return ["keys" if step is tuple else "length", ""]
     match step:
         case itemgetter() if type(index := step.__reduce__()[1][0]) is int:
             return ["index", str(index)]
@@ -329,6 +332,7 @@ _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
         "methodcaller": lambda name: methodcaller("get", name),
         "behind": lambda position: partial(part_behind, position=int(position)),
         "keys": lambda _: tuple,
+        "length": lambda _: len,
         "default": lambda position: partial(default_of, default=int(position)),
         "held": lambda name: partial(held_attribute, name=name),
     }

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 
 from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.plain_values import PLAIN
@@ -11,11 +10,12 @@ from whence.dependence.snapshots import Saved
 from whence.program.arguments.host_state import HostPlace
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.observed import Left, Observed, Read
-from whence.tracing.steps.outside_values import entry
+from whence.tracing.reads.named_values import entry, held_attribute
 
 
 def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
-    """What was observed, but for what these places hold, and for containers that they are in."""
+    """What was observed, but for what these places hold, and for containers that they are in; of a dictionary
+    that a step puts something into, other entries are constants, each by itself."""
     at, held = {place.identity for place in places}, {id(place.holder) for place in places}
 
     def is_left(holder: object, name: str) -> bool:
@@ -28,12 +28,8 @@ def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
     )
     reads = tuple(row for row in observed.reads if not is_left(row.holder, row.name))
     left = replace(observed.left, changes=changes, outer=outer) if changes or outer else Left()
-    return replace(observed, reads=reads, left=left)
-
-
-def beside_host(observed: Observed, places: Sequence[HostPlace]) -> tuple[Outside, ...]:
-    """Entries beside those that a step puts into a dictionary of the model: constants, which no guard has."""
-    return tuple(row for read in observed.reads for row in _beside(read, places))
+    beside = tuple((row, read.source) for read in observed.reads for row in _beside(read, places))
+    return replace(observed, reads=reads, left=left, variables=(*observed.variables, *beside))
 
 
 def _beside(read: Read, places: Sequence[HostPlace]) -> Iterator[Outside]:
@@ -44,4 +40,5 @@ def _beside(read: Read, places: Sequence[HostPlace]) -> Iterator[Outside]:
     for key, value in held.items():
         if key not in put and type(value) in PLAIN:
             path = f"{type(read.holder).__name__}.{read.name}[{key!r}]"
-            yield Outside(path, read.holder, (attrgetter(read.name), partial(entry, key)), value)
+            way = (partial(held_attribute, name=read.name), partial(entry, key=key))
+            yield Outside(path, read.holder, way, value)
