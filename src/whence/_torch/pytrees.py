@@ -28,6 +28,7 @@ from whence._torch.subclasses.wrapper_subclasses import flattened_tensor, is_com
 __all__ = [
     "GetAttrKey",
     "KeyPath",
+    "MappingKey",
     "SequenceKey",
     "TreeSpec",
     "children_of",

@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
+import torch
+
+import whence
 
 MODEL = """
 import torch, whence
@@ -56,3 +60,54 @@ assert program.verify(model, (ids,)).ok
 def test_in_a_fresh_process(name: str) -> None:
     """Nobody has registered a class there."""
     subprocess.run([sys.executable, "-c", MODEL + CAPTURES[name]], check=True)
+
+
+STATES: dict[str, dict[str, Any]] = {
+    "FalconMamba": {"state_size": 4, "num_hidden_layers": 2},
+    "Lfm2": {
+        "layer_types": ["conv", "full_attention"],
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+    },
+    "FalconH1": {
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "mamba_d_ssm": 32,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 8,
+        "mamba_d_state": 4,
+        "mamba_n_groups": 1,
+    },
+    "MiniMax": {
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "num_local_experts": 2,
+        "head_dim": 8,
+    },
+}
+"""Models whose layers keep other states than keys and values, alone or beside them."""
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", STATES)
+def test_layers_with_states_of_their_own(name: str) -> None:
+    """A cache that a forward makes, and a step that goes on from it, are eager's."""
+    library: Any = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": 50}
+    model = getattr(library, f"{name}ForCausalLM")(getattr(library, f"{name}Config")(**sizes, **STATES[name]))
+    model.eval()
+    prompt, key = torch.randint(3, 50, (2, 5)), "cache_params" if "Mamba" in name else "past_key_values"
+    with torch.no_grad():
+        program = whence.capture(model, (prompt,))
+        assert program.verify(model, (prompt,)).ok
+        expected, given = model(prompt), program.unflatten()(prompt)
+        assert type(given[key]) is type(expected[key])
+        for _ in range(2):
+            token = expected.logits[:, -1:].argmax(-1)
+            step = whence.capture(model, (token,), {key: given[key]}).module()
+            expected, given = model(token, **{key: expected[key]}), step(token, **{key: given[key]})
+            assert torch.equal(given.logits, expected.logits)

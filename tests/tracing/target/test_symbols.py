@@ -340,12 +340,24 @@ def test_a_static_cache_with_a_window(cached: None) -> None:
             cache = given.past_key_values
 
 
-def test_a_cache_of_another_kind_is_refused(cached: None) -> None:
-    """A cache that keeps more than the window, to go back, is not the one that was captured."""
+def test_a_cache_that_keeps_more_than_its_window(cached: None) -> None:
+    """A cache that keeps what came before the window, to go back, is another one, and is captured, too."""
+    model, token = sliding("Mistral", window=5), torch.randint(3, 50, (2, 1))
+    with torch.no_grad():
+        wide, plain = (model(torch.randint(3, 50, (2, 9)), use_cache=True).past_key_values for _ in range(2))
+        wide.layers[0].activate_past_recording()
+        program = whence.capture(model, (token,), {"past_key_values": wide})
+        assert program.verify(model, (token,), {"past_key_values": wide}).ok
+        with pytest.raises(whence.CallError):
+            program.module()(token, past_key_values=plain)
+
+
+def test_a_cache_that_holds_an_object_is_refused(cached: None) -> None:
+    """Nobody knows what else than tensors and plain values is."""
     model = sliding("Mistral", window=5)
     cache = model(torch.randint(3, 50, (2, 3)), use_cache=True).past_key_values
-    cache.layers[0].activate_past_recording()
-    with pytest.raises(whence.UsageError, match="SlidingWindow"):
+    cache.layers[0].extra = object()
+    with pytest.raises(whence.UsageError, match="a cache that holds a object cannot be captured"):
         whence.capture(model, (torch.randint(3, 50, (2, 1)),), {"past_key_values": cache})
 
 

@@ -1,26 +1,35 @@
 """Caches of transformers as containers of tensors, so that a capture can take them and give them back."""
 
 import importlib
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from whence._torch.pytrees import GetAttrKey, SequenceKey, is_container, register_container
+import torch
+from torch import Tensor
+
+from whence._torch.plain_values import PLAIN
+from whence._torch.pytrees import GetAttrKey, MappingKey, SequenceKey, is_container, register_container
+from whence._torch.sizes.symbols import SYMBOLIC
 from whence.errors import UsageError
 
-_LAYERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "DynamicLayer": (("keys", "values"), ()),
-    "DynamicSlidingWindowLayer": (("keys", "values", "cumulative_length"), ("sliding_window",)),
-    "StaticLayer": (("keys", "values", "cumulative_length"), ("max_cache_len",)),
-    "StaticSlidingWindowLayer": (
-        ("keys", "values", "cumulative_length", "cumulative_length_int"),
-        ("max_cache_len",),
-    ),
-}
-"""The layers that are nothing but these tensors and numbers, and what they are made with."""
+_FILE = "transformers.cache_utils"
+_COUNTS = ("cumulative_length", "cumulative_length_int")
+"""Whole numbers of tokens, which are others after every call."""
+_OF_KEYS = ("batch_size", "num_heads", "k_head_dim", "v_head_dim")
+"""What a layer knows by the sizes of its keys."""
+_WINDOW = "_sliding_window_tensor"
+_OUTLINE = "_whence_outline"
+"""Under this a cache over other things than tensors has which of them are its leaves."""
+_ACCESS: dict[Any, Any] = {dict: MappingKey, list: SequenceKey, tuple: SequenceKey}
+_LEAF: tuple[()] = ()
+_DEVICE = (torch.device,)
+"""That of the tensors beside it, which may be moved."""
 
 
 def register_caches() -> tuple[str, ...]:
-    """Let captured models take and return transformers' `DynamicCache`, `StaticCache`, `EncoderDecoderCache`.
+    """Let captured models take and return the caches of transformers: `DynamicCache`, `StaticCache`,
+    `EncoderDecoderCache`, and those that are derived from them by then.
 
     It registers them with `torch.utils._pytree`, for the process, unless somebody has done so. A capture that
     is given one, or that returns one, does it by itself; a process that loads a file calls it first. In a
@@ -30,91 +39,111 @@ def register_caches() -> tuple[str, ...]:
     classes that were registered. Raises `UsageError` without transformers.
     """
     try:
-        found: Any = importlib.import_module("transformers.cache_utils")
+        importlib.import_module(_FILE)
     except ImportError as error:
         raise UsageError("transformers is not installed", remedy="pip install transformers") from error
-    new = [name for name in _CONTAINERS if not is_container(getattr(found, name))]
-    for name in new:
-        register_container(getattr(found, name), *_CONTAINERS[name])
-    return tuple(new)
+    return _registered(_kinds())
 
 
 def open_caches(leaves: Iterable[Any]) -> bool:
     """Make containers of the caches among these leaves; False where there is none."""
-    kinds = {(type(leaf).__module__, type(leaf).__name__) for leaf in leaves}
-    there = any(("transformers.cache_utils", name) in kinds for name in _CONTAINERS)
-    return there and bool(register_caches())
+    return bool(_registered(kind for kind in dict.fromkeys(map(type, leaves)) if _is_opened(kind)))
+
+
+def _registered(kinds: Iterable[type]) -> tuple[str, ...]:
+    new = [kind for kind in kinds if not is_container(kind)]
+    for kind in new:
+        register_container(kind, _flattened, _restored)
+    return tuple(kind.__name__ for kind in new)
+
+
+def _kinds() -> Iterator[type]:
+    """The classes of caches that there are."""
+    waiting: list[type] = [vars(sys.modules[_FILE])["Cache"]]
+    while waiting:
+        yield (kind := waiting.pop())
+        waiting += kind.__subclasses__()
 
 
 def _flattened(cache: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """The tensors of a cache with their accesses, and what else it takes to make it again."""
-    rows: list[tuple[Any, Any]] = []
-    layers = []
-    for number, layer in enumerate(cache.layers):
-        known = _LAYERS.get(type(layer).__name__)
-        if known is None or getattr(layer, "record_past", False):
-            raise UsageError(
-                f"a cache with a {type(layer).__name__} cannot be captured",
-                remedy="capture a model whose attention sees everything or a window, or with use_cache=False",
-            )
-        names, options = known
-        held = tuple(name for name in names if getattr(layer, name) is not None)
-        rows += [(_path(number, name), getattr(layer, name)) for name in held]
-        made_with = tuple((name, getattr(layer, name)) for name in options)
-        layers.append((type(layer), held, layer.is_initialized, made_with))
-    return rows, (type(cache), tuple(layers), cache.layer_class_to_replicate)
+    context = vars(cache).get(_OUTLINE) or _taken(cache)
+    return list(_held(cache, context)), context
 
 
-def _path(number: int, name: str) -> tuple[Any, ...]:
-    return GetAttrKey("layers"), SequenceKey(number), GetAttrKey(name)
+def _taken(value: Any, name: str = "") -> tuple[Any, ...]:
+    """What makes a value again: nothing for a leaf, a constant itself, else its class and what it holds."""
+    kind = type(value)
+    if isinstance(value, (Tensor, *SYMBOLIC)) or name in _COUNTS:
+        return _LEAF
+    if kind is torch.device:
+        return _DEVICE
+    if kind in PLAIN or isinstance(value, type):
+        return (value,)
+    if kind not in _ACCESS and not _is_opened(kind):
+        raise UsageError(
+            f"a cache that holds a {kind.__name__} cannot be captured",
+            remedy="capture a model whose cache holds tensors, or with use_cache=False",
+        )
+    rows = value.items() if kind is dict else enumerate(value) if kind in _ACCESS else _attributes(value)
+    return kind, tuple((key, _taken(each, str(key))) for key, each in rows)
 
 
-def _restored(tensors: Any, context: Any) -> Any:
-    kind, layers, replicated = context
-    cache = kind.__new__(kind)
-    waiting = iter(tensors)
-    cache.layers = [_layer(row, waiting) for row in layers]
-    cache.layer_class_to_replicate = replicated
-    cache.offloading = False
+def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
+    return ((name, each) for name, each in vars(thing).items() if name not in _OF_KEYS and name != _WINDOW)
+
+
+def _held(value: Any, made: tuple[Any, ...], path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
+    """The leaves in a value, as `_taken` found it, with their accesses."""
+    if not made:
+        yield path, value
+    kind, rows = made if len(made) > 1 else (None, ())
+    access = _ACCESS.get(kind, GetAttrKey)
+    for key, row in rows:
+        inside = value[key] if kind in _ACCESS else vars(value)[key]
+        yield from _held(inside, row, (*path, access(key)))
+
+
+def _is_opened(kind: type) -> bool:
+    """Whether it is a cache, or one of its layers, and what it holds is what it is."""
+    is_own = kind.__module__.startswith("transformers.") and kind.__name__.endswith("Cache")
+    return is_own or any(base.__module__ == _FILE for base in kind.__mro__)
+
+
+def _restored(leaves: Any, context: Any) -> Any:
+    cache = _made(context, iter(leaves))
+    if not all(isinstance(leaf, (Tensor, *SYMBOLIC)) for leaf in leaves):
+        vars(cache)[_OUTLINE] = context
     return cache
 
 
-def _halves(cache: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """The two caches of a decoder that looks at an encoder, and of which layers the second is filled."""
-    names = ("self_attention_cache", "cross_attention_cache")
-    rows = [((GetAttrKey(name),), getattr(cache, name)) for name in names]
-    return rows, (type(cache), tuple(cache.is_updated.items()))
+def _made(made: tuple[Any, ...], waiting: Iterator[Any]) -> Any:
+    """The value that `_taken` has looked at, over the tensors that are waiting."""
+    if len(made) < 2:
+        return made[0] if made else next(waiting)
+    kind, rows = made
+    held = {key: _made(row, waiting) for key, row in rows}
+    if kind is dict:
+        return held
+    return kind(held.values()) if kind in (list, tuple) else _object(kind, held)
 
 
-def _joined(caches: Any, context: Any) -> Any:
-    kind, filled = context
-    cache = kind.__new__(kind)
-    cache.self_attention_cache, cache.cross_attention_cache = caches
-    cache.is_updated = dict(filled)
-    return cache
+def _object(kind: Any, held: dict[str, Any]) -> Any:
+    """A cache or a layer; what it knows by its tensors is as where it was made."""
+    thing, first = kind.__new__(kind), next(_tensors(held), None)
+    device = None if first is None else first.device
+    vars(thing).update({name: device if each is torch.device else each for name, each in held.items()})
+    if "sliding_window" in held:
+        vars(thing)[_WINDOW] = torch.tensor(held["sliding_window"], dtype=torch.long)
+    if "max_cache_len" in held and isinstance(keys := held.get("keys"), Tensor):
+        thing.batch_size, thing.num_heads, _, thing.k_head_dim = keys.shape
+        thing.v_head_dim = held["values"].shape[-1]
+    return thing
 
 
-def _layer(row: Any, tensors: Any) -> Any:
-    kind, held, initialised, made_with = row
-    options = dict(made_with)
-    longest = options.get("max_cache_len")
-    if "cumulative_length_int" in held:  # it asks for the window, and keeps the shorter of the two
-        options["sliding_window"] = longest
-    layer = kind(**options)
-    for name in held:
-        setattr(layer, name, next(tensors))
-    layer.is_initialized = initialised
-    if initialised and hasattr(layer.keys, "dtype"):
-        layer.dtype, layer.device = layer.keys.dtype, layer.keys.device
-        if longest is not None:
-            layer.batch_size, layer.num_heads = layer.keys.shape[:2]
-            layer.k_head_dim, layer.v_head_dim = layer.keys.shape[-1], layer.values.shape[-1]
-    return layer
-
-
-_CONTAINERS = {
-    "DynamicCache": (_flattened, _restored),
-    "StaticCache": (_flattened, _restored),
-    "EncoderDecoderCache": (_halves, _joined),
-}
-"""How each class comes apart, and how it is put together again."""
+def _tensors(held: dict[Any, Any]) -> Iterator[Tensor]:
+    for value in held.values():
+        if isinstance(value, dict):
+            yield from _tensors(value)
+        elif isinstance(value, Tensor):
+            yield value
