@@ -97,8 +97,31 @@ def test_recomputation_and_optimizer_are_phases_of_their_own() -> None:
         optimizer.zero_grad()
 
     cost = whence.capture_step(step, (X,), model=linear, optimizer=optimizer).cost()
-    assert cost.total.flops == {"forward": 2 * 6 * 4, "backward": 2 * 6 * 4}
+    assert cost.total.flops == {"forward": 2 * 6 * 4, "backward": 2 * 6 * 4, "optimizer": 0}
     assert any(node.phase == "optimizer" and node.written for node in cost.nodes)
+    assert "element-wise" in str(cost)
+    assert "element-wise" not in str(whence.capture(linear, (X,)).cost())
+
+
+def test_what_an_optimizer_computes_counts_for_the_module_that_it_updates() -> None:
+    """Muon multiplies matrices; in all that is what the counter of PyTorch sees of the step."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), nn.Linear(8, 1))
+    optimizer = torch.optim.Muon([held for held in model.parameters() if held.ndim == 2])
+
+    def step(x: torch.Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    cost = whence.capture_step(step, (X,), model=model, optimizer=optimizer).cost()
+    step(X)
+    with FlopCounterMode(display=False) as counter:
+        step(X)
+    assert cost.total.total_flops == counter.get_total_flops() and cost.gaps == {}
+    by_path = {row.path: row.flops.get("optimizer", 0) for row in cost.rows}
+    iteration = 5 * 2 * (2 * 4 * 4 * 8 + 4 * 4 * 4)  # of Newton and Schulz: X @ X.T, its square, times X
+    assert by_path["0.0"] == by_path["0"] == iteration and by_path["0.1"] == 0
+    assert cost.total.flops["optimizer"] == iteration + by_path["1"]
 
 
 def test_what_has_no_formula_is_a_gap() -> None:

@@ -35,6 +35,26 @@ def test_page() -> None:
     assert [" ".join(line) for line in table[1:]] == [*expected]
 
 
+def test_page_of_a_step() -> None:
+    """The optimizer has a column of operations, and counts for the modules whose parameters it updates."""
+    model = model_of_blocks()
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+
+    def step(x: torch.Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    report = whence.capture_step(step, (X,), model=model, optimizer=optimizer).report()
+    head, total = report.to_markdown().splitlines()[0], report.rows[0]
+    assert "backward | optimizer | parameters" in head and "optimizer FLOPs" in head
+    by_path = {row.path: row.optimizer for row in report.rows[1:]}
+    assert by_path["0"] == by_path["0.0"] == by_path["4"] and by_path["0.1"] == 0
+    assert by_path[""] == 5 * by_path["4"] > 0
+    assert total.optimizer > by_path[""]  # numbers made of a learning rate are no module's
+    assert report.to_dict()["rows"][0]["optimizer"] == total.optimizer
+
+
 def test_summary_names_the_peak_and_what_is_kept() -> None:
     """The largest first, equal ones together."""
     text = str(report_of()).partition("\n\n")[2]

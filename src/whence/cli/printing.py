@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from whence.reports.modules import ModuleReport, ModuleRow, folded
+from whence.reports.modules import ModuleReport, count_cells, counted, folded
 from whence.reports.report import label
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -32,20 +32,13 @@ def tree_table(report: ModuleReport) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("module call", overflow="fold")
     table.add_column("class", style="dim")
-    for heading in ("forward", "backward", "parameters"):
+    counts = counted(report.rows)
+    for heading in counts:
         table.add_column(heading, justify="right")
     for shown in folded(report.rows):
         kind = shown.row.type if shown.row.depth else ""
-        table.add_row(label(shown), kind, *_figures(shown.row))
+        table.add_row(label(shown), kind, *count_cells(shown.row, counts))
     return table
-
-
-def _figures(row: ModuleRow) -> tuple[str, str, str]:
-    return (
-        f"{row.forward:,}",
-        f"{row.backward:,}" if row.backward else "",
-        f"{row.parameters:,}" if row.parameters else "",
-    )
 
 
 def signature_line(report: ModuleReport) -> str:

@@ -18,6 +18,7 @@ from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.devices import Device, device_of
 from whence.reports.flops import bytes_at, flops_of
+from whence.reports.modules import calls_around
 from whence.reports.numbers import scaled
 from whence.schema import InputKind, Phase
 
@@ -44,8 +45,9 @@ class CallCost:
     """What a call costs with the calls inside it.
 
     `parameters` counts elements, shared ones once, and `parameter_bytes` what they take. `flops` are by
-    phase: forward, backward, recomputed, optimizer. `read` and `written` are bytes, of every operation by
-    itself; `seconds` what a named device takes at least.
+    phase: forward, backward, recomputed, optimizer, each that the call has operations of. What an optimizer
+    does counts for the module whose parameter it updates. `read` and `written` are bytes, of every operation
+    by itself; `seconds` what a named device takes at least.
     """
 
     path: str
@@ -116,6 +118,8 @@ class Cost(OpensInNotebook):
         """What is counted beyond PyTorch's counter, and what is not known."""
         beyond = ", ".join(f"{name} {scaled(count)}" for name, count in self.beyond.items())
         lines = [f"counted here, and not by torch.utils.flop_counter: {beyond}"] if beyond else []
+        if self.total.flops.get(Phase.OPTIMIZER) == 0:
+            lines.append("the optimizer's operations are element-wise, which count as no FLOPs")
         lines += [f"FLOPs not known: {gap} (× {count})" for gap, count in self.gaps.items()]
         return "\n".join(lines)
 
@@ -196,7 +200,7 @@ def _rows(
     flops: list[Counter[str]] = [Counter() for _ in calls.rows]
     sums = [[0, 0, 0.0] for _ in calls.rows]
     for node, cost in nodes:
-        for number in calls.around(origin_of(node).place):
+        for number in calls_around(calls, origin_of(node)):
             flops[number][cost.phase] += cost.flops
             for place, figure in enumerate((cost.read, cost.written, cost.seconds)):
                 sums[number][place] += figure
@@ -204,7 +208,7 @@ def _rows(
     for call in calls.rows:
         own = held.get(tuple(call.site.path), ())
         read, written, seconds = sums[call.number]
-        order = [phase for phase in (*Phase, RECOMPUTED) if flops[call.number][str(phase)]]
+        order = [phase for phase in (*Phase, RECOMPUTED) if str(phase) in flops[call.number]]
         yield CallCost(
             path=str(call.site.path),
             index=call.site.index,

@@ -1,15 +1,16 @@
-"""What each module call contributes: operations, forward and backward, and parameters."""
+"""What each module call contributes: operations by phase, and parameters."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
 from itertools import groupby
 from typing import Any
 
 from torch import Tensor
 
-from whence.program import Program
+from whence.program import Calls, Program
 from whence.program.node_records import origin_of
+from whence.provenance import Origin
 from whence.schema import InputKind, Phase
 
 FOLD_FROM = 3
@@ -19,7 +20,7 @@ FOLD_FROM = 3
 class ModuleRow:
     """One module call. Counts include the calls inside it; `parameters` counts elements, shared ones once.
 
-    `figures` are further columns, as a report has them.
+    `optimizer` are operations that update its parameters. `figures` are further columns, as a report has them.
     """
 
     path: str
@@ -29,6 +30,7 @@ class ModuleRow:
     forward: int
     backward: int
     parameters: int
+    optimizer: int = 0
     figures: tuple[tuple[str, float], ...] = ()
 
 
@@ -69,6 +71,17 @@ class FoldedRow:
     last: str
 
 
+def counted(rows: Iterable[ModuleRow]) -> list[str]:
+    """The columns of counts that a table of rows has; only a step has an optimizer."""
+    steps = ["optimizer"] if any(row.optimizer for row in rows) else []
+    return ["forward", "backward", *steps, "parameters"]
+
+
+def count_cells(row: ModuleRow, names: Iterable[str]) -> list[str]:
+    """The counts of a row as a table shows them: what there is none of is left out."""
+    return [f"{count:,}" if count else "" for count in (getattr(row, name) for name in names)]
+
+
 def folded(rows: tuple[ModuleRow, ...]) -> list[FoldedRow]:
     """The rows with neighbouring equal subtrees shown once."""
     return [folded for group in _runs(_subtrees(rows)) for folded in _shown(group)]
@@ -104,7 +117,17 @@ def _shown(group: list[tuple[ModuleRow, ...]]) -> Iterator[FoldedRow]:
 
 def _counts_by_call(program: Program) -> Counter[tuple[int, Phase]]:
     origins = [origin_of(node) for node in program.nodes() if node.op == "call_function"]
-    return Counter((call, origin.phase) for origin in origins for call in program.calls.around(origin.place))
+    return Counter((call, origin.phase) for origin in origins for call in calls_around(program.calls, origin))
+
+
+def calls_around(calls: Calls, origin: Origin) -> list[int]:
+    """The numbers of the calls that an operation counts for.
+
+    What an optimizer does is in the graph of no call. It counts for that of the module whose parameter it is
+    about, where there is one.
+    """
+    is_of_one = origin.phase is Phase.OPTIMIZER and len(origin.calls) == 1
+    return calls.around(origin.calls[0] if is_of_one else origin.place)
 
 
 def _sizes_by_path(program: Program) -> list[tuple[tuple[str, ...], int]]:
@@ -124,5 +147,6 @@ def _rows(
             depth=len(program.calls.chain(call)),
             forward=counts[call.number, Phase.FORWARD],
             backward=counts[call.number, Phase.BACKWARD],
+            optimizer=counts[call.number, Phase.OPTIMIZER],
             parameters=sum(size for held, size in sizes if held[: len(path)] == tuple(path)),
         )

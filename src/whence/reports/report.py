@@ -19,7 +19,7 @@ from whence.provenance import ModulePath, PathPattern
 from whence.reports.cost import RECOMPUTED, Cost, cost_of
 from whence.reports.devices import Device
 from whence.reports.memory import Memory, memory_of
-from whence.reports.modules import FoldedRow, ModuleRow, folded, module_report
+from whence.reports.modules import FoldedRow, ModuleRow, count_cells, counted, folded, module_report
 from whence.reports.numbers import scaled
 from whence.schema import Phase
 
@@ -149,19 +149,20 @@ def _kept_by_call(program: Program, memory: Memory) -> Counter[int]:
 def plain_row(row: ModuleRow) -> dict[str, Any]:
     """A row with its figures beside its counts."""
     held = {"path": row.path, "index": row.index, "type": row.type, "depth": row.depth}
-    counts = {"forward": row.forward, "backward": row.backward, "parameters": row.parameters}
-    return {**held, **counts, **{name.replace(" ", "_").lower(): value for name, value in row.figures}}
+    counts = {"forward": row.forward, "backward": row.backward, "optimizer": row.optimizer}
+    named = {**held, **counts, "parameters": row.parameters}
+    return {**named, **{name.replace(" ", "_").lower(): value for name, value in row.figures}}
 
 
 def _cells(rows: Sequence[ModuleRow]) -> tuple[list[str], list[list[str]]]:
     names = [name for name, _ in rows[0].figures if name != _UNSHOWN]
-    heads = ["module call", "class", "forward", "backward", "parameters", *names]
+    counts = counted(rows)
+    heads = ["module call", "class", *counts, *names]
     lines = []
     for shown in folded(tuple(rows)):
         row, named = shown.row, dict(shown.row.figures)
-        figures = [scaled(value) if value else "" for value in map(named.__getitem__, names)]
-        counts = [f"{count:,}" if count else "" for count in (row.forward, row.backward, row.parameters)]
-        lines.append([label(shown), row.type if row.depth else "", *counts, *figures])
+        figures = [scaled(named[name]) if named[name] or not row.depth else "" for name in names]
+        lines.append([label(shown), row.type if row.depth else "", *count_cells(row, counts), *figures])
     return heads, lines
 
 

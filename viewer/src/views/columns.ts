@@ -13,10 +13,11 @@ export interface Figure {
   text: (value: number) => string;
 }
 
-const COUNTS = new Set(["forward", "backward", "parameters"]);
+const COUNTS = new Set(["forward", "backward", "optimizer", "parameters"]);
 const HINTS: Record<string, string> = {
   forward: "operations of the forward in this call and in those inside it",
   backward: "operations of its backward",
+  optimizer: "operations that update its parameters",
   parameters: "numbers that it trains, shared ones once",
   bytes_moved: "bytes that its operations read and write, each by itself",
   kept_bytes: "bytes of activations that the backward keeps of its forward",
