@@ -247,12 +247,12 @@ class Program(Reported):
         runs; both are left as they were. With `atol` the answer says whether all is `close`, too; `ok` is
         about bits all the same. `by="call"` compares what each call of a module returns, too.
         """
-        refuse_unknown(by, is_step=self.step is not None)
+        refuse_unknown(by)
         if self.step is None:
             found = verify(fitting(self, args, kwargs), model, args, kwargs, by)
         else:
             held = one_module(model)
-            found = verify_step(self, held, (args, kwargs or {}), optimizer, self._checks(held))
+            found = verify_step(self, held, (args, kwargs or {}), optimizer, self._checks(held), by)
         return replace(found, atol=atol)
 
     def run(

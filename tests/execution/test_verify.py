@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import whence
 from tests import zoo
@@ -115,6 +116,44 @@ def test_calls_are_compared() -> None:
     assert "Mlp.forward" in next(row.note for row in found if not row.equal)
     with pytest.raises(whence.UsageError, match='by="call"'):
         program.verify(model, (X,), by="node")
+
+
+class Checkpointed(nn.Module):
+    """Computes a part once more in the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = zoo.Mlp(), nn.Sequential(nn.Linear(zoo.WIDTH, 4), nn.Dropout(0.2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = checkpoint(self.second, self.first(x), use_reentrant=False)
+        return found
+
+
+def test_calls_of_a_step_are_compared() -> None:
+    """Also where a model runs twice and a checkpoint runs modules again; the first that differs is named."""
+    model = Checkpointed()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(x: Tensor) -> None:
+        for part in x.chunk(2):
+            model(part).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    equal = program.verify(model, (X,), by="call")
+    calls = [row.name.partition(" ")[0] for row in equal.rows if row.kind == "call"]
+    assert equal.ok and len(calls) == 2 * 9
+    assert calls[8:10] == ["(root)", "first.norm@1"] and calls[-3:] == ["second.1@1", "second@1", "@1"]
+    node = program.select("second.0@1 :: aten.addmm :: forward")[0]
+    node.kwargs = {"alpha": 2}  # which the gradient of a sum does not see
+    program.graph_module.recompile()
+    assert program.verify(model, (X,)).ok
+    found = program.verify(model, (X,), by="call")
+    assert not found.ok
+    assert found.divergence is not None and found.divergence.startswith("second.0@1 (Linear)")
+    assert "first module that differs: second.0@1" in str(found)
 
 
 def test_close_is_never_equal() -> None:

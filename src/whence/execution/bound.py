@@ -160,7 +160,7 @@ class Bound:
         drawn = states() if self._decides else None
         try:
             with self._recording_nothing(), without_autocast(state):
-                results = program.graph_module(*self._arguments(values, program.convention.bound(flat)))
+                results = self._computed(self._arguments(values, program.convention.bound(flat)))
         except StaleCapture as error:  # values decide otherwise
             undo()
             if drawn is not None:
@@ -171,6 +171,9 @@ class Bound:
             return result
         has_loss = bool(program.signature.outputs_of(OutputKind.LOSS))
         return program.convention.handed_back(args, kwargs, result, has_loss)
+
+    def _computed(self, arguments: Sequence[Any]) -> Any:
+        return self.program.graph_module(*arguments)
 
     @property
     def _is_forward(self) -> bool:

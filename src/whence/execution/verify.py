@@ -4,7 +4,7 @@ Eager PyTorch is the oracle. Both run from the same seed on the same inputs and 
 buffers, everything the run changes, and the random number generator's state are compared with `torch.equal`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from whence._torch.operators.table import said_of
 from whence.errors import UsageError
 from whence.execution.compare import Comparison, compare
 from whence.execution.running import Run, run_eager, run_module, same_start, seed_of_its_way
-from whence.execution.values.first import by_call, first_divergence
+from whence.execution.values.first import by_call, first_divergence, first_unequal
 from whence.program import Program
 from whence.program.arguments.variants import alone
 from whence.program.node_records import place_of
@@ -123,16 +123,19 @@ def verify(
 
     divergence = partial(run, lambda given: first_divergence(bound, subject, *given))
     found = compared(bound, eager, run_program, run_told if may_ask else None, divergence)
-    calls = run(lambda given: tuple(by_call(bound, subject, *given))) if by else ()
-    return replace(found, rows=(*found.rows, *calls))
+    return with_calls(found, run(lambda given: tuple(by_call(bound, subject, *given)))) if by else found
 
 
-def refuse_unknown(by: str | None, *, is_step: bool) -> None:
+def refuse_unknown(by: str | None) -> None:
     """Raises `UsageError` for other ways to compare than those there are."""
     if by not in (None, "call"):
         raise UsageError(f"nothing is compared by {by!r}", remedy='leave it out, or give by="call"')
-    if by and is_step:
-        raise UsageError("the calls of a training step are not compared", remedy="capture its model for that")
+
+
+def with_calls(found: Verification, calls: Iterable[Comparison]) -> Verification:
+    """What each call returns, too; the first that returns something else is the divergence."""
+    rows = tuple(calls)
+    return replace(found, rows=(*found.rows, *rows), divergence=found.divergence or first_unequal(rows))
 
 
 def _without_gradients(program: Program) -> UsageError:

@@ -3,23 +3,28 @@
 Both run from the same seed on the same inputs, state and optimizer, and what either changes is given back.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
+from whence._torch.graphs import nodes_in
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
+from whence._torch.observe.module_calls import observed_modules
 from whence._torch.observe.training_steps import as_one_optimizer, is_stepping, members_of, schedules_in
 from whence._torch.tensors import untouched
 from whence.dependence.asking import Failed, attempt
 from whence.dependence.snapshots import save_all
 from whence.errors import UsageError
 from whence.execution.bound import Bound, Check
+from whence.execution.compare import Comparison
 from whence.execution.running import Run, copied, noted, same_start, seed_of_its_way
-from whence.execution.verify import Verification, compared
+from whence.execution.values.first import Watcher, calls_beside, first_unequal
+from whence.execution.values.walk import walk
+from whence.execution.verify import Verification, compared, with_calls
 from whence.program import Program
 from whence.program.arguments.optimizer_arguments import Step, is_number
 from whence.schema import InputKind
@@ -31,9 +36,15 @@ from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
 
 
 def verify_step(
-    program: Program, model: object, inputs: tuple[Any, Any], optimizer: object, check: Check
+    program: Program,
+    model: object,
+    inputs: tuple[Any, Any],
+    optimizer: object,
+    check: Check,
+    by: str | None = None,
 ) -> Verification:
-    """Compare a program with the step that it was captured from: outputs, state, gradients, optimizer.
+    """Compare a program with the step that it was captured from: outputs, state, gradients, optimizer; `by`
+    "call" what each call of a module returns, too.
 
     Both begin without gradients. Raises `UsageError` for another model or optimizer than the step runs.
     """
@@ -55,9 +66,42 @@ def verify_step(
         with compiling_on_this_thread(told_to(program.asked), is_stepping):
             return run(step.call)
 
+    def by_call() -> Iterator[Comparison]:
+        noting, watcher = _Noting(program, model, optimizer, check), Watcher(subject)
+        run(noting)
+        run(partial(_watched, watcher, step.call))
+        return calls_beside(program, watcher, noting.noted)
+
     begins = seed_of_its_way(program, partial(run_program, program))
     eager = run(step.call)
-    return compared(program, eager, run_program, run_told if program.asked else None)
+    told = run_told if program.asked else None
+    result = compared(program, eager, run_program, told, lambda: first_unequal(by_call()))
+    return with_calls(result, by_call()) if by else result
+
+
+class _Noting(Bound):
+    """A bound program that notes what the calls of modules in it returned."""
+
+    @cached_property
+    def noted(self) -> dict[str, Any]:
+        return {}
+
+    def _computed(self, arguments: Sequence[Any]) -> Any:
+        program = self.program
+        values: Mapping[str, Any] = {}
+        (results,) = program.graph.output_node().args
+        returned = {name for call in program.calls if call.outputs is not None for name in call.outputs.names}
+        inputs = {row.name: value for row, value in zip(program.signature.inputs, arguments, strict=True)}
+        for node, values in walk(program, inputs, keep=frozenset(node.name for node in nodes_in(results))):
+            if node.name in returned:
+                value = values[node.name]  # which may lie in state that the step writes when it is over
+                self.noted[node.name] = value.clone() if isinstance(value, Tensor) else value
+        return fx.map_arg(results, lambda node: values[node.name])
+
+
+def _watched(watcher: Watcher, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with observed_modules(watcher):
+        return call(*args, **kwargs)
 
 
 def runs_itself(program: Program, model: object, optimizer: object) -> bool:

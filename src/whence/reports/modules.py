@@ -20,7 +20,7 @@ FOLD_FROM = 3
 class ModuleRow:
     """One module call. Counts include the calls inside it; `parameters` counts elements, shared ones once.
 
-    `optimizer` are operations that update its parameters. `figures` are further columns, as a report has them.
+    `optimizer` operations update its parameters. `figures` are further columns, as a report has them.
     """
 
     path: str

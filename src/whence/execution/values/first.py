@@ -1,7 +1,7 @@
 """The first value of a run that is not finite, or that another program computes otherwise."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from whence._torch.autograd.nodes import inside_backward
 from whence._torch.observe.module_calls import ObservedCall, observed_modules
 from whence._torch.operators.table import said_of
 from whence._torch.pytrees import tree_flatten
@@ -119,7 +120,11 @@ def _found(program: Program, node: fx.Node, why: str) -> First:
 
 def first_divergence(program: Program, subject: Subject, args: Any, kwargs: Any) -> str | None:
     """The call site, class and source line of the first difference in the forward; None if there is none."""
-    rows = by_call(program, subject, args, kwargs)
+    return first_unequal(by_call(program, subject, args, kwargs))
+
+
+def first_unequal(rows: Iterable[Comparison]) -> str | None:
+    """The first call that returns something else; None if there is none."""
     return next((f"{row.name}, {row.note}" for row in rows if not row.equal), None)
 
 
@@ -128,9 +133,14 @@ def by_call(program: Program, subject: Subject, args: Any, kwargs: Any) -> Itera
     rng = torch.get_rng_state()
     values = _forward_values(program, (args, kwargs))
     torch.set_rng_state(rng)
-    watcher = _Watcher(subject)
+    watcher = Watcher(subject)
     with observed_modules(watcher):
         subject.call(*args, **kwargs)
+    return calls_beside(program, watcher, values)
+
+
+def calls_beside(program: Program, watcher: "Watcher", values: Mapping[str, Any]) -> Iterator[Comparison]:
+    """What each call returned that was watched, beside the values of nodes in a program."""
     calls = {(call.site.path, call.site.index): call for call in program.calls}
     for site, leaves in watcher.finished:
         call, name = calls.get((site.path, site.index)), f"{str(site) or '(root)'} ({site.type})"
@@ -157,7 +167,7 @@ def _forward_values(program: Program, flat: tuple[Any, Any]) -> dict[str, Any]:
     return values
 
 
-class _Watcher:
+class Watcher:
     """Notes what every module call returns, in the order in which they finish."""
 
     def __init__(self, subject: Subject) -> None:
@@ -166,8 +176,8 @@ class _Watcher:
 
     @contextmanager
     def called(self, module: nn.Module, _args: Any, _kwargs: Any) -> Iterator[ObservedCall]:
-        path = self._names.path(module)
-        if path is None:
+        path = None if inside_backward() else self._names.path(module)
+        if path is None:  # or a call that a checkpoint repeats
             yield ObservedCall(lambda _result: None)
             return
         with self._names.calling(module, path) as site:
