@@ -91,8 +91,19 @@ class Bound:
     @property
     def _begins(self) -> bool:
         """Whether the program is of a later step, and the step itself is to take the first one."""
+        return self._is_of_later_steps and self._again is not None
+
+    @property
+    def _is_of_later_steps(self) -> bool:
         step = self.program.step
-        return step is not None and step.second and self._again is not None
+        return step is not None and step.second
+
+    def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the step itself gives, where it is another program than later ones."""
+        self.program.convention.flatten(args, kwargs)
+        self._is_after_first = True
+        step: Any = self.program.step
+        return take(step.call, args, kwargs)
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A first step, which the step itself takes, unless it was taken before; or the one after it.
@@ -100,32 +111,40 @@ class Bound:
         What the first step puts around itself may be things of its own, which the capture could not know:
         then the second one is captured as it goes now.
         """
-        self.program.convention.flatten(args, kwargs)
-        step: Any = self.program.step
         try:
             result = self._one_of_the_ways(args, kwargs)
         except StaleCapture as stale:
-            if self._is_after_first:
-                self._ways = [self._other_way(args, kwargs, stale)]
-                result = self._ways[0](*args, **kwargs)
-            else:
-                self._is_after_first = True
-                return take(step.call, args, kwargs)
-        self._has_run = True
+            if not self._is_after_first:
+                return self._taken(args, kwargs)
+            self._ways = [self._other_way(args, kwargs, stale)]
+            result = self._ways[0](*args, **kwargs)
+        self._has_run = not self._is_after_first
         return result
 
     def _one_of_the_ways(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the program, or that of another way, the one that ran last first; a new one where none fits."""
+        """Run the program, or that of another way, the one that ran last first; a new one where none fits.
+
+        Where one of them is of later steps, the step itself takes the first one, and each that begins anew.
+        """
         stale = None
         for way in self._ways or (self,):
             found = way._attempt(args, kwargs)
             if not isinstance(found, StaleCapture):
                 self._ways.sort(key=lambda other, way=way: other is not way)  # type: ignore[misc]
+                self._is_after_first = False
                 return found
             stale = found
+        if self._begins_anew:
+            return self._taken(args, kwargs)
         way = self._other_way(args, kwargs, stale)
         self._ways = [way, *(self._ways or (self,))]
-        return way(*args, **kwargs)
+        return self._taken(args, kwargs) if way._is_of_later_steps else way(*args, **kwargs)
+
+    @property
+    def _begins_anew(self) -> bool:
+        known = (self, *self._ways)
+        is_known = self._again is not None and any(way._is_of_later_steps for way in known)
+        return is_known and not self._is_after_first
 
     def _other_way(self, args: tuple[Any, ...], kwargs: dict[str, Any], stale: Any) -> "Bound":
         """The step captured as it goes now; raises `stale` where it cannot be."""
@@ -148,6 +167,8 @@ class Bound:
         if checked.changes and not _settles(program):
             raise _changes(checked.changes)
         begun = Live(program, tensors_by_name(self._subject), flat, self.optimizer)
+        if lost := begun.lost():
+            return StaleCapture.of(lost)
         begun.refuse()
         if other := begun.with_gradient():
             return StaleCapture.of(other)

@@ -49,7 +49,9 @@ class Live:
         self.program = program
         self.tensors = tensors
         self.optimizer: Any = optimizer
-        self.step = program.step or Step(call=program.graph_module)
+        step = program.step or Step(call=program.graph_module)
+        now = step.as_kept_now()
+        self.step, self.is_lost = now or step, now is None
         self._leaves = dict(
             zip((row.name for row in program.signature.inputs_of(InputKind.USER)), flat, strict=True)
         )
@@ -57,6 +59,19 @@ class Live:
         self._state: Any = {} if self.optimizer is None else self.optimizer.state
 
     # --- before ------------------------------------------------------------------------------------------
+
+    def lost(self) -> list[Fault]:
+        """What the step keeps around itself and is gone: it begins anew, or goes another way."""
+        places = self.step.places if self.is_lost else ()
+        return [
+            Fault(
+                f"what held `{place.path}` at capture is not there, or holds something else",
+                why="the step changes it, and would find another thing there",
+                remedy=AGAIN,
+            )
+            for place in places
+            if place.found() is None
+        ]
 
     def refuse(self) -> None:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""

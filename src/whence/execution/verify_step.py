@@ -160,8 +160,9 @@ def _run(
 
 def _left_around(step: Step) -> Iterator[tuple[str, Any]]:
     """Numbers and tensors that a step leaves in Python around it."""
-    rows = [(row.place.path, row.value) for row in step.counted]
-    rows += [(row.place.path, row.left) for row in step.effects]
+    now = step.as_kept_now() or step
+    rows = [(row.place.path, row.value) for row in now.counted]
+    rows += [(row.place.path, row.left) for row in now.effects]
     return ((path, value) for path, value in rows if is_number(value) or isinstance(value, Tensor))
 
 
@@ -175,7 +176,7 @@ def _as_tensor(value: Any) -> Tensor:
 @contextmanager
 def _around_kept(step: Step) -> Iterator[None]:
     """Give back what a step changes in Python around it."""
-    ways = [place.way_back() for place in step.places]
+    ways = [place.way_back() for place in (step.as_kept_now() or step).places]
     ways += [enclosed_by(step.call).restore] if step.second else []
     schedules = [held for call in step.calls for held in schedules_in(call.schedule)]
     ways += [row.restore for held in schedules for row in save_all("schedule", held)]

@@ -1,12 +1,13 @@
 """What a training step keeps in Python beside tensors: counters, lists that grow, the last loss."""
 
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import CellType
 from typing import Any
 
-from whence._torch.observe.attribute_reads import NOTHING
+from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.pytrees import TreeSpec, tree_flatten
 from whence.program.calls import Structure
 
@@ -16,12 +17,14 @@ class HostPlace:
     """Where Python keeps something: under a key of a dictionary or list, or in a closure's variable.
 
     An attribute lies in the dictionary of its object, a global in that of its file. `path` is how a person
-    reads it. What has no `key` is the variable, or the list that is appended to.
+    reads it. What has no `key` is the variable, or the list that is appended to. Nothing has an `owner` whose
+    holder is there as long as the step is.
     """
 
     path: str
     holder: Any
     key: Any = None
+    owner: "Owner | None" = None
 
     def __deepcopy__(self, _known: object) -> "HostPlace":
         """A copy of a program changes what the same step does."""
@@ -31,6 +34,23 @@ class HostPlace:
     def identity(self) -> tuple[int, Any]:
         """What is the same for one place, while its holder is alive."""
         return id(self.holder), self.key
+
+    def found(self) -> "HostPlace | None":
+        """The same place now: an owner may have been exchanged for another of its kind (a list for an empty
+        one, a meter for a new one). None where there is none, or where it is not clear which it is."""
+        if self.owner is None:
+            return self
+        around = [place.found() for place in self.owner.places]
+        held = [NOTHING if place is None else place.now() for place in around]
+        if all(each is self.owner.thing for each in held):
+            return self
+        now = held[0]
+        if any(each is not now for each in held) or type(now) is not type(self.owner.thing):
+            return None
+        holder = now if self.holder is self.owner.thing else own_attributes(now)
+        moved = replace(self, holder=holder, owner=replace(self.owner, thing=now))
+        is_entry = isinstance(holder, list | deque) and self.key is not None
+        return None if is_entry and moved.now() is NOTHING else moved
 
     @property
     def is_lost(self) -> bool:
@@ -70,6 +90,14 @@ class HostPlace:
             self.holder.cell_contents = value
         else:
             self.holder[self.key] = value
+
+
+@dataclass(frozen=True, eq=False)
+class Owner:
+    """The object or container that a place is in, and all places where that is kept."""
+
+    thing: Any
+    places: tuple[HostPlace, ...]
 
 
 def _refill(held: Any, kept: list[Any]) -> None:

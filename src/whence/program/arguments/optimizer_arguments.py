@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -365,6 +365,17 @@ class Step:
     def places(self) -> tuple[HostPlace, ...]:
         """Where it puts numbers and other things around it."""
         return (*(row.place for row in self.counted), *(row.place for row in self.effects))
+
+    def as_kept_now(self) -> "Step | None":
+        """The step with these places where they are now; None where one of them is nowhere."""
+        found = {id(place): now for place in self.places if (now := place.found()) is not None}
+        if len(found) < len({*map(id, self.places)}):
+            return None
+        if all(found[id(place)] is place for place in self.places):
+            return self
+        counted = tuple(replace(row, place=found[id(row.place)]) for row in self.counted)
+        effects = tuple(replace(row, place=found[id(row.place)]) for row in self.effects)
+        return replace(self, counted=counted, effects=effects)
 
     @property
     def optimizer_class(self) -> type:

@@ -286,6 +286,7 @@ SPECIAL: dict[tuple[type, str], Form] = {
     (Step, "graph"): kinds.NOWHERE,
     (Outside, "root"): kinds.ROOT,
     (HostPlace, "holder"): kinds.ROOT,
+    (HostPlace, "owner"): kinds.NOWHERE,
     (HostCall, "schedule"): kinds.ROOT,
     (Outside, "way"): kinds.WAY,
     (Outside, "value"): kinds.OUTSIDE,

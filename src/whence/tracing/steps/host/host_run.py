@@ -25,10 +25,11 @@ from whence.program.names import PREFIXES, as_name
 from whence.schema import InputKind
 from whence.tracing.recording.run import PutValue
 from whence.tracing.replay.reuse import AnotherAttempt
-from whence.tracing.steps.enclosed_state import Enclosed, refuse_changed
+from whence.tracing.steps.enclosed_state import Enclosed, owners_of, refuse_changed
 from whence.tracing.steps.host.changes import HostChange, changes_of, is_of_modules, places_in
 from whence.tracing.steps.host.memory import lies_in, refuse_alias, refuse_shared_memory
 from whence.tracing.steps.host.operations import Operations, operations_of
+from whence.tracing.steps.host.owners import Owners
 from whence.tracing.steps.host.schedules import refuse_read_by_schedules
 from whence.tracing.steps.host.stand_ins import Growing, Later, Unread, growing, left_at
 from whence.tracing.steps.session import StepInput, StepSession
@@ -225,6 +226,7 @@ class HostRun:
 
     def _done(self, changes: Sequence[HostChange], place: Place) -> HostOutcome:
         pairs, effects, kept = list[tuple[fx.Node, fx.Node]](), list[HostEffect](), list[PutValue]()
+        owned = self._owners().of
         for row in changes:
             _, node = self._inputs.get(row.place.identity, (None, None))
             value = self._session.tensors.held(row.after) if _is_computed(row.after) else None
@@ -233,7 +235,7 @@ class HostRun:
                 continue
             for value in row.appended or (row.after,):
                 structure = self._structure(value, row.place.path, kept)
-                effects.append(HostEffect(row.place, structure, appends=bool(row.appended)))
+                effects.append(HostEffect(owned(row.place), structure, appends=bool(row.appended)))
         scheduled = self._session.step.scheduling.calls
         refuse_read_by_schedules(scheduled, [row.place for row in changes])
         calls = tuple(
@@ -243,7 +245,14 @@ class HostRun:
         scheduled.clear()  # which holds tensors of the run
         refuse_shared_memory(self._session, kept, place)
         counted = (*(self._counted(place, node) for place, node in self._inputs.values()), *self._parts)
+        counted = tuple(replace(row, place=owned(row.place)) for row in counted)
         return HostOutcome(tuple(pairs), counted, tuple(effects), calls, tuple(kept))
+
+    def _owners(self) -> Owners:
+        """Who has what the step changes; the model and whose method it is stay who they are."""
+        subject = self._session.run.subject
+        lasting = {id(thing) for _, thing in (*owners_of(subject.call), *subject.named_modules())}
+        return Owners(self.enclosed.rows, lasting)
 
     def _structure(self, value: Any, path: str, kept: list[PutValue]) -> Structure:
         pairs, spec = tree_flatten_with_path(value)
