@@ -508,6 +508,13 @@ def _by_held_reference(_: World) -> Any:
     return model, None, lambda patch: patch.setattr(CONFIG, "shift", 3.0)
 
 
+def _by_held_method(_: World) -> Any:
+    model = Doubling()
+    model.held = VARIOUS
+    other = functools.partialmethod(Various._times, factor=3.0)
+    return model, None, lambda patch: patch.setattr(Various, "doubled", other)
+
+
 def _by_held_local(_: World) -> Any:
     model = Model(_held)
     model.held = held = threading.local()  # type: ignore[assignment]
@@ -523,6 +530,14 @@ class Holding(nn.Module):
     def forward(self, x: Tensor) -> Any:
         """Scaled."""
         return x * self.held().shift
+
+
+class Doubling(Holding):
+    """Calls a method of what it holds."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Twice as much."""
+        return self.held.doubled(x)
 
 
 class Keyed(nn.Module):
@@ -632,6 +647,7 @@ CAUGHT: dict[str, Callable[[World], Any]] = {
         *(_by_context, _by_held_context, _by_empty_context, _by_object, _by_class, _by_nested, _by_default),
         *(
             _by_static_method,
+            _by_held_method,
             _by_held_reference,
             _by_held_name,
             _by_held_number,

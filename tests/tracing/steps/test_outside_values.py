@@ -9,7 +9,7 @@ import os
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial, partialmethod, singledispatch, wraps
+from functools import cached_property, partial, partialmethod, singledispatch, wraps
 from types import MappingProxyType, SimpleNamespace
 from typing import Any, ClassVar
 from weakref import ref
@@ -264,7 +264,12 @@ class Scaling(metaclass=OfScales):
     kept = Constant(1.0)
 
     def __init__(self) -> None:
-        self.__dict__["table"] = {"computed": 1.0}
+        self.__dict__["table"] = {"computed": self.cached}
+
+    @cached_property
+    def cached(self) -> float:
+        """Computed once."""
+        return 1.0
 
     def __call__(self, value: Tensor) -> Tensor:
         return value * self.kept
@@ -337,6 +342,11 @@ AROUND: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[pytest.MonkeyPatch
         lambda value: value * SCALING.computed,
         lambda patch: patch.setitem(vars(SCALING)["table"], "computed", 0.5),
         "`SCALING.table` was",
+    ),
+    "what is computed once": (
+        lambda value: value * SCALING.cached,
+        lambda patch: patch.setitem(vars(SCALING), "cached", 0.5),
+        "`SCALING.cached` was 1.0 at capture, is 0.5 now",
     ),
     "partial method": (
         lambda value: SCALING.once(value) * 1.0,

@@ -47,7 +47,7 @@ _HOLDING = (list, tuple, dict, set, frozenset)
 _ACCUMULATING = (defaultdict, Counter)
 _SEQUENCES = (list, tuple, deque)
 _MAPPINGS = (dict, MappingProxyType, ChainMap, UserDict)
-OF_CLASSES = (FunctionType, property, staticmethod, classmethod)
+OF_CLASSES = (FunctionType, property, staticmethod, classmethod, partialmethod)
 _CALLING = (MethodType, partial, partialmethod, _lru_cache_wrapper, ref)
 _LEADING = (type, ref, FunctionType, MappingProxyType)
 """What an attribute may hold that decides by what it leads to."""
@@ -297,13 +297,13 @@ def parts_of(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
         yield from (of_module(found, name) for name in names)
     elif issubclass(kind, type):
         yield from _of_class(value, spelling)
-    elif issubclass(kind, OF_CLASSES):
-        yield from _of_function(found, spelling)
     elif isinstance(value, _CALLING):
         for position, part in enumerate(_behind(value)):
             step = partial(part_behind, position=position)
             path = f"{found.path}{_access_behind(value, position)}"
             yield Outside(path, found.root, (*found.way, step), part)
+    elif issubclass(kind, OF_CLASSES):
+        yield from _of_function(found, spelling)
     else:
         if _goes_as_pythons(kind) or issubclass(kind, _MAPPINGS):
             yield from _entries(found, spelling)

@@ -6,11 +6,12 @@ that holds, is seen while it runs. Of a container all entries count.
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Set
+from dataclasses import replace
 from enum import Enum
-from functools import partial
+from functools import cached_property, partial
 from logging import Logger
 from numbers import Number
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import (
     BuiltinFunctionType,
     FunctionType,
@@ -127,7 +128,10 @@ class OutsideReads(NamedValues):
         attribute = class_attribute(type(holder), name)
         is_computed = hasattr(type(attribute), "__get__") and type(attribute) is not MemberDescriptorType
         if name in own_attributes(holder) or not (is_computed or attribute is NOTHING):
-            self.walk(attribute_of(at, name, value), source, _NO_WORDS)
+            part = attribute_of(at, name, value)
+            if isinstance(attribute, cached_property):  # which whoever asks next computes anew
+                part = replace(part, way=(*at.way, attrgetter(name)))
+            self.walk(part, source, _NO_WORDS)
         elif is_computed:  # or by `__getattr__`: what that reads is seen
             function = function_in(attribute)
             words = _NO_WORDS if function is None else CodeWords.of(function.__code__)
