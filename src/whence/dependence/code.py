@@ -144,6 +144,11 @@ def globals_in(code: CodeType) -> frozenset[str]:
     return frozenset(found.union(_texts_in(code)) if "globals" in found else found)
 
 
+def globals_within(code: CodeType) -> frozenset[str]:
+    """The same of a code and the functions written inside it."""
+    return frozenset[str]().union(*map(globals_in, codes_in(code)))
+
+
 def _operations(code: CodeType) -> Iterator[tuple[int, int]]:
     """What the code runs, with arguments; `dis` makes an object of each, and takes ten times as long."""
     extended = 0

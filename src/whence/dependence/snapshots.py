@@ -112,13 +112,6 @@ class NamespaceEntry:
     name: str
 
 
-@dataclass(frozen=True)
-class EnvironmentKey:
-    """A name in the environment."""
-
-    name: str
-
-
 def _set_variable(variable: NamespaceEntry, value: Any) -> None:
     if value is NOTHING:
         variable.namespace.pop(variable.name, None)
@@ -292,7 +285,6 @@ def _copied(held: Any) -> Any:
 
 
 VARIABLE = StateKind(lambda it: it.namespace.get(it.name, NOTHING), _set_variable, is_)
-ENTRY = StateKind(lambda key: os.environ.get(key.name), lambda *_: None, eq)
 CELL = StateKind(content_of_cell, _set_cell, is_)
 CONTAINER = StateKind(_copied, _refill, same_items, lambda held: held)
 ATTRIBUTES = StateKind(
@@ -314,13 +306,7 @@ NUMPY_RANDOM = StateKind(_bit_state, _set_bit_state, _same_bits, draws=True)
 ARRAY = StateKind(_array, _set_array, _same_array)
 
 
-_OF_TYPE = {
-    EnvironmentKey: ENTRY,
-    CellType: CELL,
-    NamespaceEntry: VARIABLE,
-    ContextVar: CONTEXT,
-    type(os.environ): ENVIRONMENT,
-}
+_OF_TYPE = {CellType: CELL, NamespaceEntry: VARIABLE, ContextVar: CONTEXT, type(os.environ): ENVIRONMENT}
 
 
 def kinds_of(thing: Any) -> Iterator[StateKind]:

@@ -34,7 +34,16 @@ from whence._torch.files import WHENCE, is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
 from whence._torch.record.recorder import FakeTensor
-from whence.dependence.code import behind, codes_in, defaults_of, function_in, globals_in, imported, names_in
+from whence.dependence.code import (
+    behind,
+    codes_in,
+    defaults_of,
+    environment_names,
+    function_in,
+    globals_within,
+    imported,
+    names_in,
+)
 from whence.dependence.snapshots import Saved, content_of_cell, is_container, save
 from whence.dependence.values import content_of, is_constant
 from whence.program.arguments.optimizer_arguments import Outside
@@ -137,6 +146,12 @@ class NamedValues:
                 where, step = f"a default argument of {path}", partial(default_of, default=position)
                 self.walk(Outside(where, function, (step,), value), source, spelling)
         self._imports.append((function, spelling))
+
+    def environment(self, code: CodeType) -> None:
+        """Note what code asks the environment for."""
+        for name in environment_names(code):
+            path, way = f"os.environ[{name!r}]", (methodcaller("get", name),)
+            self._note(Outside(path, os.environ, way, os.environ.get(name)), beginning(code))
 
     def walk(self, found: Outside, source: Source | None, spelling: CodeWords, left: int = _FAR) -> None:
         """Note a value that decides by itself; of any other, what the code spells of it."""
@@ -244,18 +259,11 @@ def beginning(code: CodeType) -> Source:
 def variables_of(function: FunctionType) -> Iterator[Outside]:
     """The variables that a function uses, of its file and of the functions around it."""
     code, variables = function.__code__, function.__globals__
-    used = frozenset[str]().union(*map(globals_in, codes_in(code)))
-    for name in sorted(used & variables.keys()):
+    for name in sorted(globals_within(code) & variables.keys()):
         yield Outside(f"global {name}", variables, (itemgetter(name),), variables[name])
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if name != "__class__" and (held := content_of_cell(cell)) is not NOTHING:
             yield Outside(f"closure {name}", cell, (attrgetter("cell_contents"),), held)
-
-
-def of_environment(name: str) -> Outside:
-    """A variable of the environment."""
-    way = (methodcaller("get", name),)
-    return Outside(f"os.environ[{name!r}]", os.environ, way, os.environ.get(name))
 
 
 def _is_ours(value: object) -> bool:

@@ -33,9 +33,9 @@ from whence.dependence.code import (
     behind,
     codes_in,
     defaults_of,
-    environment_names,
     function_in,
     globals_in,
+    globals_within,
     imported,
     names_in,
 )
@@ -43,9 +43,7 @@ from whence.dependence.snapshots import (
     ATTRIBUTES,
     CACHED,
     CONTEXT,
-    ENTRY,
     LOCAL,
-    EnvironmentKey,
     NamespaceEntry,
     Saved,
     StateKind,
@@ -57,14 +55,7 @@ from whence.dependence.snapshots import (
 from whence.errors import Place, SideEffect
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
-from whence.tracing.reads.named_values import (
-    CodeWords,
-    NamedValues,
-    beginning,
-    held_attribute,
-    is_plain,
-    of_environment,
-)
+from whence.tracing.reads.named_values import CodeWords, NamedValues, beginning, held_attribute, is_plain
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
 
 _ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)
@@ -171,7 +162,7 @@ class Reachable:
         self.names |= names
         self.sources.spelled(names)
         self._save(path, function, (code, path))
-        for name in sorted(frozenset[str]().union(*map(globals_in, inner))):
+        for name in sorted(globals_within(code)):
             self._variable(function.__globals__, name, (code, name), names, depth - 1)
         for name, cell in zip(code.co_freevars, cells, strict=True):
             if name != "__class__" and self._is_new(id(cell), cell) and not self.sources.closed_over(cell):
@@ -276,20 +267,12 @@ class Reachable:
     def _module(self, module: ModuleType, reader: Reader, names: frozenset[str], depth: int) -> None:
         if module is os:
             if names & OF_ENVIRONMENT:
-                self._environment(reader)
+                self._named.environment(reader[0])
+                if self._is_new(id(os.environ), os.environ):
+                    self._save("os.environ", os.environ, reader)
         elif not is_library(module.__name__):
             for name in names & vars(module).keys():
                 self._variable(vars(module), name, reader, names, depth)
-
-    def _environment(self, reader: Reader) -> None:
-        """The environment, and what it has under the names that the code spells."""
-        if self._is_new(id(os.environ), os.environ):
-            self._save("os.environ", os.environ, reader)
-        for name in environment_names(reader[0]):
-            if self._is_new(("environment", name), name):
-                found = of_environment(name)
-                self._save(found.path, EnvironmentKey(name), reader)
-                self._named.add(found, beginning(reader[0]))
 
     def _class(self, kind: type, code: CodeType, names: Iterable[str], depth: int) -> None:
         """A class of the user's: its attributes, and those of its methods that are called."""
@@ -331,7 +314,7 @@ class Reachable:
 
     def changed(self) -> list[Saved]:
         """What holds something else now, but for caches of calls, which are asked again."""
-        return [row for row in self.saved if row.kind not in (CACHED, ENTRY) and not row.is_unchanged]
+        return [row for row in self.saved if row.kind is not CACHED and not row.is_unchanged]
 
     def variables(self) -> list[tuple[Outside, Source | None]]:
         """Variables near the model whose values may decide and that it does not change, with readers."""

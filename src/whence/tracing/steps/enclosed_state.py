@@ -7,9 +7,8 @@ there may decide what it does next time.
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dis import get_instructions
 from logging import Logger
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -25,6 +24,7 @@ from whence._torch.observe.attribute_reads import (
     is_observable,
     own_attributes,
 )
+from whence.dependence.code import globals_within
 from whence.dependence.snapshots import (
     ARRAY,
     ATTRIBUTES,
@@ -47,7 +47,6 @@ from whence.errors import Place, UnsupportedStep
 from whence.provenance import ModulePath
 from whence.tracing.reads.asked_types import TYPE
 
-_GLOBAL = frozenset({"LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL"})
 _THEIRS = (GradScaler, LRScheduler)
 OF_MODULES = frozenset({*vars(nn.Module()), *TABLES})
 """What every module has, which is looked at elsewhere."""
@@ -232,16 +231,8 @@ def variables_of(function: FunctionType) -> Iterator[Saved]:
         if (held := content_of_cell(cell)) is not NOTHING:
             yield Saved(name, cell, CELL, held)
     space = function.__globals__
-    names = [name for name in globals_of(function.__code__) if space.get(name, TYPE) is not TYPE]
+    names = [name for name in sorted(globals_within(function.__code__)) if space.get(name, TYPE) is not TYPE]
     yield from (Saved(name, NamespaceEntry(space, name), VARIABLE, space[name]) for name in names)
-
-
-def globals_of(code: CodeType) -> dict[str, None]:
-    """The names of its file that code uses, or the functions in it; attributes are often called alike."""
-    names = {row.argval: None for row in get_instructions(code) if row.opname in _GLOBAL}
-    for inner in code.co_consts:
-        names |= globals_of(inner) if isinstance(inner, CodeType) else {}
-    return names
 
 
 def owners_of(step: Any) -> Iterator[tuple[str, Any]]:

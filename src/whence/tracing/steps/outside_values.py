@@ -31,7 +31,7 @@ from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_o
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
 from whence._torch.record.recorder import FakeTensor
 from whence._torch.sizes.numbers import is_recorded
-from whence.dependence.code import OF_ENVIRONMENT, environment_names, function_in, names_in
+from whence.dependence.code import OF_ENVIRONMENT, function_in, globals_within, names_in
 from whence.dependence.snapshots import CONTAINERS, is_iterator
 from whence.dependence.values import is_solid
 from whence.errors import Place, UnsupportedStep
@@ -42,18 +42,15 @@ from whence.tracing.reads.named_values import (
     NamedValues,
     Step,
     attribute_of,
-    beginning,
     entry,
     methods_called,
     of_class,
-    of_environment,
     of_module,
     parts_of,
 )
 from whence.tracing.steps.enclosed_state import (
     Enclosed,
     functions_of,
-    globals_of,
     is_looked_at_whole,
     owners_of,
     refuse_changed,
@@ -236,15 +233,14 @@ class OutsideReads(NamedValues):
             return
         code, variables = function.__code__, function.__globals__
         self._enclosed.reach(function.__name__, function)
-        for name in globals_of(code):
+        for name in globals_within(code):
             self._sources.answers_for(variables, name)
             self._sources.named(variables, name)
         for cell in function.__closure__ or ():
             self._sources.closed_over(cell)
         self.function(function, function.__name__, CodeWords.of(code))
         if not names_in(code).isdisjoint(OF_ENVIRONMENT):
-            for name in environment_names(code):
-                self._note(of_environment(name), beginning(code))
+            self.environment(code)
 
     def _taken_from(self, found: Outside) -> UnsupportedStep:
         return UnsupportedStep(
