@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ import whence
 from tests.checks import differing, gradients, state
 from tests.tracing.steps.small import batch, clipped, never_zero, plain_sgd, small, zero_first, zero_last
 from whence.errors import CallError, StaleCapture, UsageError
+from whence.program.arguments.optimizer_arguments import Outside
 
 
 def captured(make: Callable[..., Any] = zero_first) -> tuple[whence.Program, nn.Sequential, AdamW]:
@@ -52,6 +54,15 @@ def test_tensor_learning_rate_is_an_input() -> None:
     optimizer.param_groups[0]["lr"] = 0.1
     with pytest.raises(StaleCapture, match="was a tensor at capture, is a number now"):
         run(batch())
+
+
+def test_what_older_files_do_not_say_is_refused() -> None:
+    """They named what a step read around itself, and had nothing to compare it with."""
+    program, model, optimizer = captured()
+    outside = (Outside("scale", {}, (), 1.0),)
+    older = program.with_changes(step=replace(program.step, outside=outside))  # type: ignore[type-var]
+    with pytest.raises(UsageError, match="the file does not say what scale was at capture"):
+        older.bind(model, optimizer)
 
 
 def test_settings_are_guarded() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator
+from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -190,8 +191,14 @@ class Options:
         return loss * self.scale
 
 
+class KeptAs(Enum):
+    """A key."""
+
+    SHIFT = 1
+
+
 FACTOR, OPTIONS, HELD = 1.0, Options(1.0), SimpleNamespace()
-TABLE: dict[str, Any] = {"scale": 1.0, "more": [1.0]}
+TABLE: dict[Any, Any] = {"scale": 1.0, "more": [1.0], KeptAs.SHIFT: 0.0}
 
 
 def twofold(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -208,6 +215,7 @@ def twofold(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 def reads_around(x: Tensor) -> Tensor:
     HELD.optimizer.zero_grad()
     loss: Tensor = OPTIONS.scaled(HELD.model(x).sin().mean()) * FACTOR * TABLE["scale"] * len(TABLE["more"])
+    loss = loss + TABLE[KeptAs.SHIFT]
     loss.backward()
     HELD.optimizer.step()
     return loss
@@ -223,6 +231,7 @@ AROUND: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "Options.scaled": lambda patch: patch.setattr(Options, "scaled", lambda _, loss: loss * 2.0),
     "the keys of global TABLE": lambda patch: patch.setitem(TABLE, "other", 1.0),
     "global TABLE['more']": lambda patch: patch.setitem(TABLE, "more", [1.0, 2.0]),
+    "global TABLE[<KeptAs.SHIFT: 1>]": lambda patch: patch.setitem(TABLE, KeptAs.SHIFT, 1.0),
     "closure factor": lambda patch: patch.setitem(closed_over(reads_around), "by", 3.0),
 }
 
@@ -235,7 +244,7 @@ def test_what_a_step_reads_around_itself_is_compared_after_loading(
     held = {"model": HELD.model, "optimizer": HELD.optimizer}
     whence.capture_step(reads_around, (batch(),), **held).save(tmp_path / "p.whence", weights=False)
     monkeypatch.setattr(sys.modules[__name__], "OPTIONS", Options(1.0))
-    monkeypatch.setattr(sys.modules[__name__], "TABLE", {"scale": 1.0, "more": [1.0]})
+    monkeypatch.setattr(sys.modules[__name__], "TABLE", dict(TABLE, more=[1.0]))
     model, optimizer = small()
     program = whence.load(tmp_path / "p.whence", model=model)
     assert program.check(model, (batch(),)) == []

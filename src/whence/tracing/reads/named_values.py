@@ -9,10 +9,11 @@ import sys
 import threading
 from argparse import Namespace
 from collections import ChainMap, Counter, UserDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, is_dataclass
 from enum import Enum
 from functools import _lru_cache_wrapper, partial, partialmethod
+from itertools import islice
 from operator import attrgetter, itemgetter, methodcaller
 from types import (
     BuiltinFunctionType,
@@ -24,7 +25,7 @@ from types import (
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import ref
 
 import torch
@@ -36,19 +37,18 @@ from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
 from whence._torch.record.recorder import FakeTensor
 from whence.dependence.code import (
     behind,
-    codes_in,
     defaults_of,
     environment_names,
     function_in,
     globals_within,
     imported,
-    names_in,
 )
 from whence.dependence.snapshots import Saved, content_of_cell, is_container, save
 from whence.dependence.values import content_of, is_constant
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
 from whence.tracing.reads.asked_types import TYPE
+from whence.tracing.reads.code_words import CodeWords
 
 _NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseException, Enum)
 Step = Callable[[Any], Any]
@@ -70,36 +70,6 @@ _IMPLIED = frozenset(
 """Methods that code calls without naming them."""
 _FAR, _MANY = 6, 64
 """How many steps a value is followed from a variable, and how many entries are looked into."""
-
-
-class CodeWords(NamedTuple):
-    """The names that code looks up, and the constants by which it may ask for entries.
-
-    `asked` are names of attributes that may be absent: code has them as text, and asks for them so.
-    """
-
-    names: frozenset[str]
-    keys: frozenset[Any]
-    asked: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, code: CodeType) -> "CodeWords":
-        """What a code spells, and the functions written inside it."""
-        inner = list(codes_in(code))
-        keys = frozenset(each for part in inner for each in part.co_consts if type(each) in (str, int))
-        names = frozenset[str]().union(*map(names_in, inner))
-        texts = (key for key in keys if type(key) is str and key.isidentifier())
-        asks = not names.isdisjoint(("hasattr", "getattr"))
-        return cls(names, keys, frozenset(texts) if asks else frozenset())
-
-    def and_held(self, held: frozenset[Any]) -> "CodeWords":
-        """What code spells, and texts and numbers by which it may look up that it holds."""
-        texts = frozenset(text for text in held if type(text) is str)
-        return CodeWords(self.names | texts, self.keys | held, self.asked)
-
-    def with_(self, other: "CodeWords") -> "CodeWords":
-        """What two codes spell."""
-        return CodeWords(self.names | other.names, self.keys | other.keys, self.asked | other.asked)
 
 
 @dataclass(frozen=True)
@@ -397,7 +367,7 @@ def _entries(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     """The entries of a container: those that code spells, and of others what holds something itself."""
     held = found.value
     if isinstance(held, _MAPPINGS):
-        pairs: Any = dict.items(held) if isinstance(held, dict) else held.items()
+        pairs: Any = items_of(held)
     elif isinstance(held, _SEQUENCES):
         pairs = enumerate(held)
     else:
@@ -432,9 +402,15 @@ def held_attribute(thing: Any, name: str) -> Any:
     return held.__get__(thing) if type(held) is MemberDescriptorType else held
 
 
-def entry(held: Any, key: Any) -> Any:
-    """An entry; asking for one must not make it."""
-    return dict.get(held, key, NOTHING) if isinstance(held, dict) else held[key]
+def value_at(held: Any, position: int) -> Any:
+    """The value of an entry of a mapping, whose keys are compared by themselves."""
+    _, value = next(islice(items_of(held), position, None), (None, NOTHING))
+    return value
+
+
+def items_of(held: Any) -> Iterable[tuple[Any, Any]]:
+    """The entries of a mapping, by no code of its class's where that is a dictionary."""
+    return dict.items(held) if isinstance(held, dict) else held.items()
 
 
 def _access_behind(thing: Any, position: int) -> str:

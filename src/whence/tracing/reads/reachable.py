@@ -55,7 +55,8 @@ from whence.dependence.snapshots import (
 from whence.errors import Place, SideEffect
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
-from whence.tracing.reads.named_values import CodeWords, NamedValues, beginning, held_attribute, is_plain
+from whence.tracing.reads.code_words import CodeWords
+from whence.tracing.reads.named_values import NamedValues, beginning, held_attribute, is_plain
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
 
 _ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)

@@ -37,16 +37,17 @@ from whence.dependence.values import is_solid
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
+from whence.tracing.reads.code_words import CodeWords
 from whence.tracing.reads.named_values import (
-    CodeWords,
     NamedValues,
     Step,
     attribute_of,
-    entry,
+    items_of,
     methods_called,
     of_class,
     of_module,
     parts_of,
+    value_at,
 )
 from whence.tracing.steps.enclosed_state import (
     Enclosed,
@@ -269,18 +270,20 @@ def _entries(found: Outside) -> Iterator[Outside]:
     """All that a container holds, and which keys it has; but for what the step puts there itself."""
     held: Any = found.value
     is_keyed = not isinstance(held, (list, tuple, deque))
-    keys = list(held) if is_keyed else range(len(held))
-    if not all(map(is_solid, keys)):
+    rows = list(items_of(held) if is_keyed else enumerate(held))
+    if not all(is_solid(key) for key, _ in rows):
         return
-    if not is_keyed:
-        yield Outside(f"the length of {found.path}", found.root, (*found.way, len), len(held))
-    else:
-        put = frozenset(key for key in keys if is_stand_in(entry(held, key)))
+    if is_keyed:
+        put = frozenset(key for key, value in rows if is_stand_in(value))
         keys_of = partial(_keys_but_for, put) if put else tuple
         yield Outside(f"the keys of {found.path}", found.root, (*found.way, keys_of), keys_of(held))
-    for key in keys if len(held) <= _MOST else ():
-        ask: Step = partial(entry, key=key) if hasattr(type(held), "__missing__") else itemgetter(key)
-        yield Outside(f"{found.path}[{key!r}]", found.root, (*found.way, ask), entry(held, key))
+    else:
+        yield Outside(f"the length of {found.path}", found.root, (*found.way, len), len(held))
+    is_plain = not hasattr(type(held), "__missing__")
+    for position, (key, value) in enumerate(rows if len(rows) <= _MOST else ()):
+        is_said = is_plain and type(key) in (str, int)
+        ask: Step = itemgetter(key) if is_said else partial(value_at, position=position)
+        yield Outside(f"{found.path}[{key!r}]", found.root, (*found.way, ask), value)
 
 
 def _keys_but_for(put: Set[Any], held: Any) -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from whence.dependence.describe import itself
 from whence.dependence.snapshots import content_of_cell
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly
-from whence.tracing.reads.named_values import default_of, held_attribute, part_behind
+from whence.tracing.reads.named_values import default_of, held_attribute, part_behind, value_at
 
 _CONTENT = "cell_contents"
 _CORE = (
@@ -321,7 +321,9 @@ def _cell_at(name: str, *variables: str) -> Any:
     return dict(_cells_of(found)).get(variables[-1], NOTHING)
 
 
-_BY_ONE_WORD = MappingProxyType({held_attribute: "held", part_behind: "behind", default_of: "default"})
+_BY_ONE_WORD = MappingProxyType(
+    {held_attribute: "held", part_behind: "behind", default_of: "default", value_at: "value"}
+)
 """Steps that are one function with one keyword, and what they are called in a file."""
 _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
     {
@@ -334,6 +336,7 @@ _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
         "keys": lambda _: tuple,
         "length": lambda _: len,
         "default": lambda position: partial(default_of, default=int(position)),
+        "value": lambda position: partial(value_at, position=int(position)),
         "held": lambda name: partial(held_attribute, name=name),
     }
 )

@@ -3,14 +3,15 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from whence._torch.observe.attribute_reads import own_attributes
+from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.plain_values import PLAIN
 from whence.dependence.snapshots import Saved
 from whence.program.arguments.host_state import HostPlace
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.observed import Left, Observed, Read
-from whence.tracing.reads.named_values import entry, held_attribute
+from whence.tracing.reads.named_values import held_attribute
 
 
 def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
@@ -40,5 +41,10 @@ def _beside(read: Read, places: Sequence[HostPlace]) -> Iterator[Outside]:
     for key, value in held.items():
         if key not in put and type(value) in PLAIN:
             path = f"{type(read.holder).__name__}.{read.name}[{key!r}]"
-            way = (partial(held_attribute, name=read.name), partial(entry, key=key))
+            way = (partial(held_attribute, name=read.name), partial(_entry, key=key))
             yield Outside(path, read.holder, way, value)
+
+
+def _entry(held: dict[Any, Any], key: Any) -> Any:
+    """An entry; asking for one must not make it."""
+    return dict.get(held, key, NOTHING)
