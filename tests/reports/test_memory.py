@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ import whence
 from tests.models import ModelCase, case
 
 X = torch.randn(6, 4)
+_OWN_MEMORY = ("convolution", "convolution_backward", "native_batch_norm_backward")
 
 
 class Held:
@@ -54,7 +55,7 @@ def _given(model: nn.Module, args: Any, kwargs: Any) -> list[Tensor]:
     return [tensor for tensor in held if isinstance(tensor, Tensor)]
 
 
-def peak_of_eager(found: ModelCase) -> int:
+def peak_of_eager(found: ModelCase, without: tuple[str, ...] = ()) -> int:
     """The most bytes that PyTorch's profiler sees in forward and backward.
 
     Results are held meanwhile, as a program holds what it returns; weights and inputs are there throughout.
@@ -68,17 +69,27 @@ def peak_of_eager(found: ModelCase) -> int:
 
     step()
     model.zero_grad()
-    return _profiled(step, _given(model, args, kwargs))
+    return _profiled(step, _given(model, args, kwargs), without)
 
 
-def _profiled(step: Callable[..., Any], held: list[Tensor]) -> int:
-    """The most bytes while `step` runs, in which `held` are there throughout."""
+def _profiled(step: Callable[..., Any], held: list[Tensor], without: tuple[str, ...] = ()) -> int:
+    """The most bytes while `step` runs, in which `held` are there throughout.
+
+    Of operators `without` their inner memory only what is left when they are over counts.
+    """
     storages = [tensor.untyped_storage() for tensor in held]
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         step()
     events: Any = profiled.profiler
-    rows = [row for row in events.kineto_results.events() if row.name() == "[memory]"]
-    changes = [row.nbytes() for row in sorted(rows, key=lambda row: row.start_ns())]
+    rows = sorted(events.kineto_results.events(), key=lambda row: row.start_ns())
+    spans = [(row.start_ns(), row.end_ns()) for row in rows if row.name() in without]
+    changes: list[int] = []
+    for place, within in groupby(
+        (row for row in rows if row.name() == "[memory]"),
+        key=lambda row: next((span for span in spans if span[0] <= row.start_ns() <= span[1]), None),
+    ):
+        sizes = [row.nbytes() for row in within]
+        changes += sizes if place is None else [sum(sizes)]
     return sum({held.data_ptr(): held.nbytes() for held in storages}.values()) + max(accumulate(changes))
 
 
@@ -94,13 +105,47 @@ def test_kept_is_what_eager_saves(name: str) -> None:
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("name", ["llama", "t5", "vit", "opt", "bart", "swin"])
+@pytest.mark.parametrize("name", ["llama", "t5", "vit", "opt", "bart", "gpt2", "mixtral", "mamba", "clip"])
 def test_peak_is_that_of_a_profiled_step(name: str) -> None:
-    """Within two per cent; what kernels of convolutions and experts need for themselves nobody knows."""
+    """Within half a per cent: values are held, and gradients are summed, as autograd does it."""
     found = case(name)
     model, args, kwargs = found.make()
     memory = whence.capture(model, args, kwargs, backward=found.loss).memory()
-    assert memory.peak == pytest.approx(peak_of_eager(found), rel=0.02)
+    assert memory.peak == pytest.approx(peak_of_eager(found), rel=0.005)
+    assert memory.gaps == {} or name in ("vit", "mamba", "clip")
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["resnet", "unet", "convnext", "segformer"])
+def test_peak_but_for_what_kernels_of_convolutions_need(name: str) -> None:
+    """Which are gaps, by name; without what they give back themselves the peak is within two per cent."""
+    found = case(name)
+    model, args, kwargs = found.make()
+    memory = whence.capture(model, args, kwargs, backward=found.loss).memory()
+    gaps = [gap.removeprefix("aten.").partition(".default:")[0] for gap in memory.gaps]
+    assert {"convolution", "convolution_backward"} <= set(gaps) <= {*_OWN_MEMORY}
+    without = tuple(f"aten::{name}" for name in gaps)
+    assert memory.peak == pytest.approx(peak_of_eager(found, without), rel=0.02)
+    assert "memory not known: aten.convolution_backward.default: what its kernel needs" in str(memory)
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "llama_checkpoint"])
+def test_peak_but_for_the_random_states_that_checkpoints_keep(name: str) -> None:
+    """One at the peak, and no more is missing."""
+    found = case(name)
+    model, args, kwargs = found.make()
+    memory = whence.capture(model, args, kwargs, backward=found.loss).memory()
+    states = torch.get_rng_state().nbytes
+    assert memory.peak + states == pytest.approx(peak_of_eager(found), rel=0.005)
+    assert list(memory.gaps) == ["checkpoint: the states of generators that it keeps"]
+
+
+def test_all_of_a_row_is_there_at_once() -> None:
+    """With items that nobody reads."""
+    memory = whence.capture(lambda x: x.sort().values, (X,)).memory()
+    values, places = 6 * 4 * 4, 6 * 4 * 8
+    assert [alive for _, alive in memory.timeline] == [values, 2 * values + places, 2 * values]
+    assert sum(memory.parts.values()) == memory.peak == 2 * values + places
 
 
 @pytest.mark.sample(1)

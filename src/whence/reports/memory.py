@@ -2,15 +2,21 @@
 
 Memory is counted by storages: a view is no memory of its own, nor is what is written in place. A storage
 lives from the node that makes it to the last one that reads it, or a view of it; inputs live throughout, and
-what is returned to the end. That is the program's own order, in which each operation has its result beside
-its arguments; what kernels need for themselves meanwhile, and what an allocator rounds up, is not known here.
+what is returned to the end. That is the program's own order, in which each operation has all its results
+beside its arguments. Storages are held as autograd holds them: what a derivative reads goes when all of the
+derivative is there, and gradients are summed in the memory of the first one where nobody else reads that.
+What kernels need for themselves meanwhile, and what an allocator rounds up, is not known here (`gaps`).
 """
 
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from whence._torch.graphs import nodes_in
@@ -22,7 +28,7 @@ from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.cost import checked_sizes, data_named, viewed_argument
 from whence.reports.flops import bytes_at
 from whence.reports.numbers import scaled
-from whence.schema import InputKind, OutputKind, Phase
+from whence.schema import InputKind, OutputKind, Phase, Quality
 
 _KINDS = {
     InputKind.PARAMETER: "parameters",
@@ -32,6 +38,8 @@ _KINDS = {
 }
 
 _SHOWN = 5
+_HAVE_WORKSPACES = re.compile(r"convolution|conv\w*\dd|rnn|lstm|gru|batch_norm_backward")
+"""Operators whose kernels unfold or lay out their arguments in memory of their own."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +62,8 @@ class Memory(OpensInNotebook):
     `kept` are the activations that the backward reads, largest first; weights and inputs are there anyway.
     `peak` is the most that is alive at once, `at` the node that runs then, `where` its call and line, and
     `parts` what it consists of: parameters, buffers, inputs, optimizer state, gradients, activations,
-    temporaries. `timeline` says for each node how much is alive while it runs.
+    temporaries. `timeline` says for each node how much is alive while it runs. `gaps` names what takes memory
+    besides that nobody knows, with how often it occurs: it counts as none.
     """
 
     kept: tuple[Kept, ...]
@@ -63,6 +72,7 @@ class Memory(OpensInNotebook):
     where: str
     parts: Mapping[str, int]
     timeline: tuple[tuple[str, int], ...]
+    gaps: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def kept_bytes(self) -> int:
@@ -71,7 +81,8 @@ class Memory(OpensInNotebook):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return {**asdict(self), "parts": dict(self.parts), "kept_bytes": self.kept_bytes}
+        plain = {"parts": dict(self.parts), "gaps": dict(self.gaps), "kept_bytes": self.kept_bytes}
+        return {**asdict(self), **plain}
 
     def __repr__(self) -> str:
         return f"<Memory: {scaled(self.kept_bytes)}B kept, peak {scaled(self.peak)}B>"
@@ -84,7 +95,8 @@ class Memory(OpensInNotebook):
             alike.setdefault((row.operation, row.line, row.bytes), []).append(row)
         largest = sorted(alike.values(), key=lambda rows: -sum(row.bytes for row in rows))
         peak = f"peak {scaled(self.peak)}B while {self.at} runs ({self.where}): {parts}"
-        return "\n".join([peak, *map(_kept_line, largest[:_SHOWN])])
+        besides = [f"memory not known: {gap} (× {count})" for gap, count in self.gaps.items()]
+        return "\n".join([peak, *map(_kept_line, largest[:_SHOWN]), *besides])
 
 
 def _kept_line(rows: Sequence[Kept]) -> str:
@@ -113,6 +125,7 @@ def _memory(storages: "Storages") -> Memory:
         where=str(place_of(node)),
         parts=_parts(storages, at),
         timeline=tuple(timeline),
+        gaps=_gaps(storages.nodes),
     )
 
 
@@ -133,11 +146,25 @@ class Storages:
         """
         found: dict[fx.Node, tuple[fx.Node, ...]] = {}
         named: dict[str, fx.Node] = {}
-        for node in self.nodes:
+        read: dict[fx.Node, int] = {}  # of each storage, where the last one is that is known to read it
+        views = set[fx.Node]()
+        for at, node in enumerate(self.nodes):
             before = [named[name] for name, _ in record_of(node).versions if name in named]
+            summed = node.args[0] if _is_sum_of_gradients(node) else None
+            if isinstance(summed, fx.Node) and summed not in views:
+                before += [summed] if self._is_summed_in(found[summed][0], node, read) else []
             found[node] = found[before[0]] if before else self._bases(node, found)
             named[node.name] = node
+            views |= {node} if not before and found[node] != (node,) else set()
+            latest = max((self.place.get(user, len(self.nodes)) for user in node.users), default=at)
+            for base in found[node]:
+                read[base] = max(read.get(base, 0), latest)
         return found
+
+    def _is_summed_in(self, base: fx.Node, node: fx.Node, read: Mapping[fx.Node, int]) -> bool:
+        """Whether autograd sums a gradient with another in its memory: nobody else has that afterwards."""
+        is_made = base.op == "call_function" and read[base] == self.place[node]
+        return is_made and self._size(base) == self._size(node)
 
     @cached_property
     def makers(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
@@ -191,9 +218,11 @@ class Storages:
         """The position of the last node that needs each storage."""
         found: dict[fx.Node, int] = {}
         for at, node in enumerate(self.nodes):
+            derivative = self._derivatives.get(at, range(at, at + 1))
             for source in (*node.all_input_nodes, node):
                 for base in self.bases[source]:
-                    found[base] = at
+                    is_held = self.place[base] < derivative.start
+                    found[base] = max(found.get(base, 0), derivative[-1] if is_held else at)
         returned = (self.program.node(row.node) for row in self.program.signature.outputs if row.node)
         throughout = [node for node in self.nodes if node.op != "call_function"]
         for node in (*returned, *throughout):
@@ -201,18 +230,68 @@ class Storages:
                 found[base] = len(self.nodes)
         return found
 
+    @cached_property
+    def _derivatives(self) -> dict[int, range]:
+        """For each node of the backward the nodes in a row that are the derivative of one operation."""
+        found: dict[int, range] = {}
+        for _, group in groupby(enumerate(self.nodes), key=lambda pair: _differentiates(pair[1])):
+            places = [at for at, node in group if _differentiates(node)]
+            found |= dict.fromkeys(places, range(places[0], places[-1] + 1)) if places else {}
+        return found
+
+    @cached_property
+    def first(self) -> dict[fx.Node, int]:
+        """The position at which each storage is taken: an item of a row is there with the whole row."""
+        return {node: self.place[_row(node)] for node in self.size}
+
+    def unread(self, node: fx.Node) -> int:
+        """The bytes of items of a row that nobody reads: there as long as the node runs."""
+        row = node.meta.get("val")
+        if not isinstance(row, (tuple, list)) or viewed_argument(node.target) is not None:
+            return 0
+        read = {user.args[1] for user in node.users if op_name(user.target) == "getitem"}
+        return sum(bytes_at(item, self._sizes) for at, item in enumerate(row) if at not in read)
+
+
+def _is_sum_of_gradients(node: fx.Node) -> bool:
+    return node.target is torch.ops.aten.add.Tensor and origin_of(node).quality is Quality.ACCUMULATED
+
+
+def _differentiates(node: fx.Node) -> str | None:
+    """The forward operation of which a node is a part of the derivative."""
+    origin = origin_of(node)
+    is_backward = node.op == "call_function" and origin.phase is Phase.BACKWARD and not origin.recomputed
+    return origin.forward if is_backward else None
+
+
+def _row(node: fx.Node) -> fx.Node:
+    """The operation that makes a value; that of an item is the one that makes the row."""
+    is_item = op_name(node.target) == "getitem" and isinstance(node.args[0], fx.Node)
+    return node.args[0] if is_item else node  # type: ignore[return-value]
+
 
 def _alive(storages: Storages) -> Iterator[int]:
     """The bytes that are alive while each node runs."""
     inputs = [node for node in storages.nodes if node.op != "call_function"]
     alive = sum(storages.size.get(node, 0) for node in inputs)
-    ends: dict[int, list[fx.Node]] = {}
-    for node, at in storages.last.items():
-        ends.setdefault(at, []).append(node)
+    begins, ends = Counter[int](), Counter[int]()
+    for node, size in storages.size.items():
+        begins[storages.first[node]] += size if node.op == "call_function" else 0
+        ends[storages.last[node]] += size
     for at, node in enumerate(storages.nodes):
-        alive += storages.size.get(node, 0) if node.op == "call_function" else 0
-        yield alive
-        alive -= sum(storages.size.get(gone, 0) for gone in ends.get(at, ()))
+        alive += begins[at]
+        yield alive + storages.unread(node)
+        alive -= ends[at]
+
+
+def _gaps(nodes: Sequence[fx.Node]) -> dict[str, int]:
+    """What kernels keep for themselves while they run, and checkpoints beside their arguments."""
+    names = [op_name(node.target) for node in nodes if node.op == "call_function"]
+    taken = Counter(name for name in names if _HAVE_WORKSPACES.search(name))
+    found = {f"{name}: what its kernel needs meanwhile": count for name, count in taken.items()}
+    if any(origin_of(node).recomputed for node in nodes):
+        found["checkpoint: the states of generators that it keeps"] = 1
+    return found
 
 
 def _kept(storages: Storages) -> Iterator[Kept]:
@@ -234,9 +313,9 @@ def _parts(storages: Storages, at: int) -> dict[str, int]:
     kinds = {row.name: _KINDS.get(row.kind, "inputs") for row in rows}
     returned = [row.node for row in program.signature.outputs_of(OutputKind.GRADIENT) if row.node]
     gradients = {base for name in returned for base in storages.bases[program.node(name)]}
-    parts: dict[str, int] = {}
+    parts = {"temporaries": storages.unread(storages.nodes[at])}
     for node, size in storages.size.items():
-        if storages.last[node] < at or (node.op == "call_function" and storages.place[node] > at):
+        if storages.last[node] < at or (node.op == "call_function" and storages.first[node] > at):
             continue
         if node.op != "call_function":
             kind = kinds.get(node.name, "inputs")
