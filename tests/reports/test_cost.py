@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops import while_loop
+from torch._higher_order_ops.scan import scan
 from torch.utils.flop_counter import FlopCounterMode
 
 import whence
@@ -140,15 +142,48 @@ def test_what_has_no_formula_is_a_gap() -> None:
     assert vector.beyond["aten.mv.default"] == 2 * (2 * 6 * 4)
 
 
-def test_graphs_of_a_branch_count_once_each() -> None:
-    """Whichever is taken, and however often: that is a gap, and says so."""
+def either(x: torch.Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x @ x @ x, (x,))
 
-    def either(x: torch.Tensor) -> Any:
-        return torch.cond(x.sum() > 0, lambda x: x @ x, lambda x: x @ x @ x, (x,))
 
-    cost = whence.capture(either, (torch.randn(3, 3),)).cost()
-    assert cost.total.flops["forward"] == 3 * 2 * 27
-    assert cost.gaps == {"cond: each of its graphs counts once": 1}
+def test_the_larger_branch_counts() -> None:
+    """As with PyTorch's counter; what each takes is said."""
+    found = whence.capture(either, (torch.randn(3, 3),))
+    cost = found.cost()
+    with FlopCounterMode(display=False) as counter:
+        either(torch.randn(3, 3))
+    assert cost.total.total_flops == counter.get_total_flops() == 2 * 2 * 27
+    assert cost.gaps == {} and found.report().ok
+    assert cost.branches == {"cond": {"true_graph_0": 2 * 27, "false_graph_0": 2 * 2 * 27}}
+    assert "cond takes one of its graphs, and the largest counts: true_graph_0 54" in str(cost)
+    assert cost.total.total_flops == sum(node.flops for node in cost.nodes if node.taken)
+    assert found.memory().peak == 36 + 1 + 2 * 36  # two products at once: one is the result
+
+
+def test_what_a_scan_repeats_counts_as_often() -> None:
+    """Forward and backward; open sizes as they are given."""
+
+    def products(first: torch.Tensor, rows: torch.Tensor) -> Any:
+        return scan(lambda carry, row: (carry @ row, (carry @ row).sin()), first, rows)
+
+    args = torch.randn(3, 3, requires_grad=True), torch.randn(5, 3, 3, requires_grad=True)
+    rows = torch.export.Dim("rows", min=2)
+    cost = whence.capture(products, args, backward=lambda found: found[1].sum()).cost()
+    assert cost.total.flops == {"forward": 5 * 2 * 54, "backward": 5 * 4 * 54} and cost.gaps == {}
+    program = whence.capture(products, args, dynamic_shapes=(None, {0: rows}))
+    assert program.cost(sizes={"rows": 7}).total.total_flops == 7 * 2 * 54
+    assert program.memory().peak == (36 + 5 * 36) * 2 + 3 * 36
+
+
+def test_how_often_a_loop_runs_is_a_gap() -> None:
+    """One trip counts."""
+
+    def doubled(x: torch.Tensor) -> Any:
+        return while_loop(lambda i, x: i < 4, lambda i, x: (i + 1, x @ x), (torch.tensor(0), x))
+
+    cost = whence.capture(doubled, (torch.randn(3, 3),)).cost()
+    assert cost.total.total_flops == 54
+    assert cost.gaps == {"while_loop: how often its graphs run is not known, they count once": 1}
 
 
 def test_open_sizes_are_those_that_are_given() -> None:

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
+from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import op_name, traits
 from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.symbols import UnknownAtHand, names_of_sizes
@@ -20,6 +21,7 @@ from whence.reports.devices import Device, device_of
 from whence.reports.flops import bytes_at, flops_of
 from whence.reports.modules import calls_around
 from whence.reports.numbers import scaled
+from whence.reports.runs import held_graphs, is_branch, runs_of, trips_of
 from whence.schema import InputKind, Phase
 
 aten = torch.ops.aten
@@ -30,7 +32,11 @@ _UNSAID = frozenset((aten._unsafe_view, aten.unsafe_split, aten.unsafe_split_wit
 
 @dataclass(frozen=True)
 class NodeCost:
-    """What one operation costs: FLOPs, bytes read and written, and seconds where a device is named."""
+    """What one operation costs: FLOPs, bytes read and written, and seconds where a device is named.
+
+    That is for all its runs where it is repeated (`scan`, `map`). `beyond` are FLOPs that PyTorch's counter
+    leaves out. One that is not `taken` is in a branch whose sibling takes more, and counts in no sum.
+    """
 
     name: str
     phase: str
@@ -38,6 +44,8 @@ class NodeCost:
     read: int
     written: int
     seconds: float = 0.0
+    beyond: int = 0
+    taken: bool = True
 
 
 @dataclass(frozen=True)
@@ -83,6 +91,7 @@ class Cost(OpensInNotebook):
 
     `gaps` names operators whose FLOPs nobody has a formula for, with how often they occur: they count as
     none. `beyond` are FLOPs by operator that PyTorch's own counter leaves out, and that are counted here.
+    `branches` says for each `cond` what its graphs take: the largest counts.
     """
 
     rows: tuple[CallCost, ...]
@@ -90,6 +99,7 @@ class Cost(OpensInNotebook):
     gaps: Mapping[str, int]
     beyond: Mapping[str, int]
     device: str | None = None
+    branches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def total(self) -> CallCost:
@@ -99,7 +109,12 @@ class Cost(OpensInNotebook):
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         rows = [row.to_dict() for row in self.rows]
-        return {"rows": rows, "gaps": dict(self.gaps), "beyond": dict(self.beyond), "device": self.device}
+        return {"rows": rows, **self.said(), "device": self.device}
+
+    def said(self) -> dict[str, Any]:
+        """What is to be said of the numbers, as plain data."""
+        branches = {name: dict(graphs) for name, graphs in self.branches.items()}
+        return {"gaps": dict(self.gaps), "beyond": dict(self.beyond), "branches": branches}
 
     def __repr__(self) -> str:
         moved = scaled(self.total.read + self.total.written)
@@ -118,6 +133,9 @@ class Cost(OpensInNotebook):
         """What is counted beyond PyTorch's counter, and what is not known."""
         beyond = ", ".join(f"{name} {scaled(count)}" for name, count in self.beyond.items())
         lines = [f"counted here, and not by torch.utils.flop_counter: {beyond}"] if beyond else []
+        for name, graphs in self.branches.items():
+            told = ", ".join(f"{graph} {scaled(count)}FLOPs" for graph, count in graphs.items())
+            lines.append(f"{name} takes one of its graphs, and the largest counts: {told}")
         if self.total.flops.get(Phase.OPTIMIZER) == 0:
             lines.append("the optimizer's operations are element-wise, which count as no FLOPs")
         lines += [f"FLOPs not known: {gap} (× {count})" for gap, count in self.gaps.items()]
@@ -128,14 +146,56 @@ def cost_of(
     program: Program, device: str | Device | None = None, sizes: Mapping[str, int] | None = None
 ) -> Cost:
     """Read from shapes alone; nothing runs. Raises `UsageError` for sizes that are known to no one."""
-    found, at = device_of(device), checked_sizes(program, sizes)
-    gaps: Counter[str] = Counter()
-    beyond: Counter[str] = Counter()
+    found = device_of(device)
+    counting = _Counting(checked_sizes(program, sizes), found)
     with data_named():
-        operations = (node for node in program.nodes() if node.op == "call_function")
-        nodes = [(node, _cost(node, at, found, gaps, beyond)) for node in operations]
-        rows = tuple(_rows(program, nodes, at, found))
-    return Cost(rows, tuple(cost for _, cost in nodes), gaps, beyond, found.name if found else None)
+        counting.count(program.graph_module, 1)
+        rows = tuple(_rows(program, counting.nodes, counting.sizes, found))
+    beyond: Counter[str] = Counter()
+    for node, cost in counting.nodes:
+        if cost.beyond and cost.taken:
+            beyond[op_name(node.target)] += cost.beyond
+    nodes, name = tuple(cost for _, cost in counting.nodes), found.name if found else None
+    return Cost(rows, nodes, counting.gaps, beyond, name, counting.branches)
+
+
+@dataclass
+class _Counting:
+    """The costs of nodes, graph by graph, those of a nested graph before the node that runs it."""
+
+    sizes: Mapping[str, int]
+    device: Device | None
+    nodes: list[tuple[fx.Node, NodeCost]] = field(default_factory=list)
+    gaps: Counter[str] = field(default_factory=Counter)
+    branches: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def count(self, module: fx.GraphModule, times: int) -> None:
+        """All nodes of a graph that runs so often."""
+        spans: dict[fx.Node, slice] = {}
+        for node in module.graph.nodes:
+            if (inner := nested_graph(node)) is not None:
+                start = len(self.nodes)
+                self.count(inner, times * trips_of(node, self.sizes))
+                spans[node] = slice(start, len(self.nodes))
+            elif node.op == "call_function":
+                if is_branch(node):
+                    self._choose(node, {source: spans[source] for source, _ in held_graphs(node)})
+                self.nodes.append((node, _cost(node, self.sizes, self.device, self.gaps, times)))
+
+    def _choose(self, node: fx.Node, spans: Mapping[fx.Node, slice]) -> None:
+        """Of branches the one that takes the most FLOPs counts, and the most bytes where that is alike."""
+        takes = {
+            source.name: (
+                sum(cost.flops for _, cost in self.nodes[span] if cost.taken),
+                sum(cost.read + cost.written for _, cost in self.nodes[span] if cost.taken),
+            )
+            for source, span in spans.items()
+        }
+        largest = max(takes, key=lambda name: takes[name], default="")
+        self.branches[node.name] = {name: flops for name, (flops, _) in takes.items()}
+        for source, span in spans.items():
+            if source.name != largest:
+                self.nodes[span] = [(each, replace(cost, taken=False)) for each, cost in self.nodes[span]]
 
 
 def checked_sizes(program: Program, sizes: Mapping[str, int] | None) -> Mapping[str, int]:
@@ -167,20 +227,24 @@ def phase_of(node: fx.Node) -> str:
 
 
 def _cost(
-    node: fx.Node, at: Mapping[str, int], device: Device | None, gaps: Counter[str], beyond: Counter[str]
+    node: fx.Node, at: Mapping[str, int], device: Device | None, gaps: Counter[str], times: int
 ) -> NodeCost:
+    name, phase = node.name, phase_of(node)
+    if any(held_graphs(node)):  # whose nodes count
+        if runs_of(node, at) is None:
+            gaps[f"{op_name(node.target)}: how often its graphs run is not known, they count once"] += 1
+        return NodeCost(name, phase, 0, 0, 0)
     flops = flops_of(node, at)
     if flops.gap is not None:
         gaps[f"{op_name(node.target)}: {flops.gap}"] += 1
-    if flops.beyond:
-        beyond[op_name(node.target)] += flops.beyond
+    count, beyond = flops.count * times, flops.beyond * times
     if viewed_argument(node.target) is not None or op_name(node.target) == "getitem":
-        return NodeCost(node.name, phase_of(node), flops.count, 0, 0)
+        return NodeCost(name, phase, count, 0, 0, beyond=beyond)
     value = node.meta.get("val")
     read = sum(bytes_at(source.meta.get("val"), at) for source in node.all_input_nodes)
     written = bytes_at(value, at)
-    seconds = device.seconds(flops.count, read + written, _dtype(value)) if device else 0.0
-    return NodeCost(node.name, phase_of(node), flops.count, read, written, seconds)
+    seconds = device.seconds(flops.count, read + written, _dtype(value)) * times if device else 0.0
+    return NodeCost(name, phase, count, read * times, written * times, seconds, beyond)
 
 
 def viewed_argument(target: Any) -> int | None:
@@ -200,6 +264,8 @@ def _rows(
     flops: list[Counter[str]] = [Counter() for _ in calls.rows]
     sums = [[0, 0, 0.0] for _ in calls.rows]
     for node, cost in nodes:
+        if not cost.taken:
+            continue
         for number in calls_around(calls, origin_of(node)):
             flops[number][cost.phase] += cost.flops
             for place, figure in enumerate((cost.read, cost.written, cost.seconds)):

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import is_composite, op_name
 from whence._torch.pytrees import tree_flatten, tree_unflatten
 from whence._torch.sizes.drawn_numbers import DRAWN
@@ -96,8 +95,6 @@ def flops_of(node: fx.Node, sizes: Sizes) -> Flops:
     packet = getattr(node.target, "overloadpacket", node.target)
     own = _OWN.get(packet) or _OF_LIBRARIES.get(str(packet))
     if packet not in flop_registry and own is None and not is_composite(node.target):
-        if any(nested_graph(source) is not None for source in node.all_input_nodes):
-            return Flops(gap="each of its graphs counts once")
         return Flops(gap="no formula" if _may_multiply(node.target) else None)
     args, kwargs = _given(node, sizes)
     found: Flops | Failed

@@ -28,6 +28,7 @@ from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.cost import checked_sizes, data_named, viewed_argument
 from whence.reports.flops import bytes_at
 from whence.reports.numbers import scaled
+from whence.reports.runs import held_graphs, is_branch
 from whence.schema import InputKind, OutputKind, Phase, Quality
 
 _KINDS = {
@@ -130,11 +131,14 @@ def _memory(storages: "Storages") -> Memory:
 
 
 class Storages:
-    """Which nodes share memory, and for how long it is needed."""
+    """Which nodes share memory, and for how long it is needed; of a graph inside without what it is given."""
 
-    def __init__(self, program: Program, sizes: Mapping[str, int]) -> None:
+    def __init__(
+        self, program: Program, sizes: Mapping[str, int], inside: fx.GraphModule | None = None
+    ) -> None:
         self.program = program
-        self.nodes = [node for node in program.graph.nodes if node.op != "output"]
+        self.graph = program.graph if inside is None else inside.graph
+        self.nodes = [node for node in self.graph.nodes if node.op != "output"]
         self.place = {node: at for at, node in enumerate(self.nodes)}
         self._sizes = sizes
 
@@ -210,8 +214,10 @@ class Storages:
         return {node: self._size(node) for node in {base for row in self.bases.values() for base in row}}
 
     def _size(self, node: fx.Node) -> int:
-        value = node.meta.get("val")
-        return bytes_at(value, self._sizes) if isinstance(value, Tensor) else 0
+        value, is_given = node.meta.get("val"), node.op != "call_function"
+        if not isinstance(value, Tensor) or (is_given and self.graph is not self.program.graph):
+            return 0
+        return bytes_at(value, self._sizes)
 
     @cached_property
     def last(self) -> dict[fx.Node, int]:
@@ -223,7 +229,7 @@ class Storages:
                 for base in self.bases[source]:
                     is_held = self.place[base] < derivative.start
                     found[base] = max(found.get(base, 0), derivative[-1] if is_held else at)
-        returned = (self.program.node(row.node) for row in self.program.signature.outputs if row.node)
+        returned = self.graph.output_node().all_input_nodes
         throughout = [node for node in self.nodes if node.op != "call_function"]
         for node in (*returned, *throughout):
             for base in self.bases[node]:
@@ -244,13 +250,20 @@ class Storages:
         """The position at which each storage is taken: an item of a row is there with the whole row."""
         return {node: self.place[_row(node)] for node in self.size}
 
-    def unread(self, node: fx.Node) -> int:
-        """The bytes of items of a row that nobody reads: there as long as the node runs."""
+    def meanwhile(self, node: fx.Node) -> int:
+        """The bytes that are there only while a node runs: items that nobody reads, and what is inside."""
         row = node.meta.get("val")
         if not isinstance(row, (tuple, list)) or viewed_argument(node.target) is not None:
             return 0
         read = {user.args[1] for user in node.users if op_name(user.target) == "getitem"}
-        return sum(bytes_at(item, self._sizes) for at, item in enumerate(row) if at not in read)
+        unread = sum(bytes_at(item, self._sizes) for at, item in enumerate(row) if at not in read)
+        inside = max((self._inside(graph) for _, graph in held_graphs(node)), default=0)
+        if not is_branch(node):  # what the trip before it made is there beside it
+            return unread + inside
+        return unread + max(0, inside - bytes_at(row, self._sizes))
+
+    def _inside(self, graph: fx.GraphModule) -> int:
+        return max(_alive(Storages(self.program, self._sizes, graph)), default=0)
 
 
 def _is_sum_of_gradients(node: fx.Node) -> bool:
@@ -280,7 +293,7 @@ def _alive(storages: Storages) -> Iterator[int]:
         ends[storages.last[node]] += size
     for at, node in enumerate(storages.nodes):
         alive += begins[at]
-        yield alive + storages.unread(node)
+        yield alive + storages.meanwhile(node)
         alive -= ends[at]
 
 
@@ -313,7 +326,7 @@ def _parts(storages: Storages, at: int) -> dict[str, int]:
     kinds = {row.name: _KINDS.get(row.kind, "inputs") for row in rows}
     returned = [row.node for row in program.signature.outputs_of(OutputKind.GRADIENT) if row.node]
     gradients = {base for name in returned for base in storages.bases[program.node(name)]}
-    parts = {"temporaries": storages.unread(storages.nodes[at])}
+    parts = {"temporaries": storages.meanwhile(storages.nodes[at])}
     for node, size in storages.size.items():
         if storages.last[node] < at or (node.op == "call_function" and storages.first[node] > at):
             continue

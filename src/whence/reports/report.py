@@ -48,7 +48,7 @@ class Report(OpensInNotebook):
     def to_dict(self) -> dict[str, Any]:
         """Plain data: rows with their figures, the cost in all, and the memory."""
         rows = [plain_row(row) for row in self.rows]
-        cost = {"gaps": dict(self.cost.gaps), "beyond": dict(self.cost.beyond), "device": self.cost.device}
+        cost = {**self.cost.said(), "device": self.cost.device}
         return {"program": self.program, "ok": self.ok, "rows": rows, **cost, "memory": self.memory.to_dict()}
 
     def to_csv(self) -> str:
