@@ -18,8 +18,12 @@ PYTHONS = frozenset(
     }
 )
 """Private names of Python's own library."""
-OURS = frozenset({"_whence_captured", "_whence_layout", "_by_", "_inner", "_plan", "_require"})
+OURS = frozenset(
+    {"_whence_captured", "_whence_layout", "_whence_outline", "_by_", "_inner", "_plan", "_require"}
+)
 """Texts and attributes of our own, in another file than the one that defines them."""
+TRANSFORMERS = frozenset({"_sliding_window_tensor"})
+"""Attributes of the caches of transformers, which their own tests run."""
 OPERATORS = ("_upsample_", "_local_scalar_dense")
 """Names of operators in texts, and what some begin with; operators keep theirs."""
 PIECES = frozenset({"_ns", "_saved_", "_backward", "_memo", "_memo_vc", "_memo_epoch", "_optimizer_"})
@@ -101,7 +105,7 @@ class _Finder:
             case ast.Name(id=name, ctx=ast.Load()):
                 yield from filter(is_private, [_public_end_cut(self.known.get(name, ""))])
             case ast.Constant(value=str(text)) if re.fullmatch(r"_[a-z]\w*", text):
-                if text not in PYTHONS | OURS | PIECES and not text.startswith(OPERATORS):
+                if text not in PYTHONS | OURS | TRANSFORMERS | PIECES and not text.startswith(OPERATORS):
                     yield f".{text}"
             case ast.FunctionDef() | ast.AsyncFunctionDef() if self.reads_frames:
                 yield from (f":{name}" for name in _frame_variables(node))
