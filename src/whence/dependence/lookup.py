@@ -1,17 +1,18 @@
 """Find attributes without running the code of the classes that hold them."""
 
-from types import FunctionType
+import threading
+from types import FunctionType, MemberDescriptorType
 from typing import Any
 
 from torch import nn
 
-from whence._torch.observe.attribute_reads import NOTHING, TABLES, class_attribute
+from whence._torch.observe.attribute_reads import NOTHING, TABLES, class_attribute, own_attributes
 from whence._torch.plain_values import same_constant
 from whence._torch.subclasses.fully_sharded import class_as_written
 from whence.dependence.describe import closure_of, code_of
 from whence.dependence.values import is_constant
 
-__all__ = ["NOTHING", "class_attribute", "is_of_module", "module_attribute", "same_class"]
+__all__ = ["NOTHING", "class_attribute", "held_attribute", "is_of_module", "module_attribute", "same_class"]
 
 
 def is_of_module(name: str) -> bool:
@@ -26,6 +27,17 @@ def module_attribute(module: nn.Module, name: str) -> Any:
         if name in table:
             return table[name]
     return NOTHING
+
+
+def held_attribute(thing: Any, name: str) -> Any:
+    """An attribute of an object or a class, found without running any code of theirs."""
+    if isinstance(thing, type):
+        return class_attribute(thing, name)
+    own = thing.__dict__ if issubclass(type(thing), threading.local) else own_attributes(thing)
+    held = own.get(name, NOTHING)
+    if held is NOTHING:
+        held = class_attribute(type(thing), name)
+    return held.__get__(thing) if type(held) is MemberDescriptorType else held
 
 
 def same_class(expected: type, found: type) -> bool:

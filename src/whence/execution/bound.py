@@ -166,6 +166,8 @@ class Bound:
             raise stale_capture(program, checked)
         if checked.changes and not _settles(program):
             raise _changes(checked.changes)
+        if not self._subject.is_current:  # a module has taken the place of another
+            self._subject = subject_of(self.model)
         begun = Live(program, tensors_by_name(self._subject), flat, self.optimizer)
         if lost := begun.lost():
             return StaleCapture.of(lost)
@@ -252,7 +254,8 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
         what = "the step changes objects of Python's that are not in a file"
         found.append(Fault(what, remedy="capture the step where they are"))
     own = {id(own_attributes(module)) for _, module in subject.named_modules()}
-    if theirs := [row.path for row in step.places if row.is_of_module and id(row.holder) not in own]:
+    of_modules = (row for row in step.places if row.is_of_module and row.owner is None)
+    if theirs := [row.path for row in of_modules if id(row.holder) not in own]:
         what = f"the step changes {', '.join(theirs)} of the captured model, and this is another one"
         found.append(Fault(what, remedy="bind the captured model, or capture the step of this one"))
     for call in step.calls:

@@ -75,6 +75,7 @@ class Live:
 
     def refuse(self) -> None:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""
+        StaleCapture.refuse(self._other_actors())
         StaleCapture.refuse(self._other_parameters())
         faults = [*self._other_settings(), *self._other_numbers(), *self._hooked(), *self._other_state()]
         StaleCapture.refuse(faults)
@@ -82,6 +83,16 @@ class Live:
         rows = self.program.signature.outputs_of(OutputKind.MUTATION)
         written = [names.index(of(row)) for row in rows if row.of in self._leaves]
         refuse_overlap(self.program.convention, written, [*self._leaves.values()])
+
+    def _other_actors(self) -> Iterator[Fault]:
+        """The step must find the model, the optimizer and schedules of the capture where it found them."""
+        for row in self.step.actors or ():
+            if row.now() is not row.value:
+                yield Fault(
+                    f"`{row.path}` is another {type(row.value).__name__} than at capture",
+                    why="the step would train or advance that one",
+                    remedy=AGAIN,
+                )
 
     def _other_parameters(self) -> Iterator[Fault]:
         """Each group must hold the parameters that the model has now, and no others."""

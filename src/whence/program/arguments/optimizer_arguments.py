@@ -332,7 +332,8 @@ class Step:
     step that it advances, and `effects` what else it puts there. `calls` are those of schedules, in order.
     `graph` is the graph that was captured, as long as no pass has made another one of it. A `second` step is
     another program than the first, which only the step itself takes. `hooked` are parameters that have hooks
-    on their gradients, each with these in words: what they do is part of the program.
+    on their gradients, each with these in words: what they do is part of the program. `actors` are the model,
+    the optimizer and schedules where the step finds them; a file does not know them.
     """
 
     call: Callable[..., Any]
@@ -355,6 +356,7 @@ class Step:
     graph: Any = None
     second: bool = False
     hooked: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    actors: tuple[Outside, ...] | None = None
 
     @property
     def zeroed(self) -> frozenset[str]:

@@ -20,7 +20,6 @@ from types import (
     CodeType,
     FunctionType,
     MappingProxyType,
-    MemberDescriptorType,
     MethodType,
     ModuleType,
     SimpleNamespace,
@@ -43,12 +42,14 @@ from whence.dependence.code import (
     globals_within,
     imported,
 )
+from whence.dependence.lookup import held_attribute
 from whence.dependence.snapshots import Saved, content_of_cell, is_container, save
 from whence.dependence.values import content_of, is_constant
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
 from whence.tracing.reads.asked_types import TYPE
 from whence.tracing.reads.code_words import CodeWords
+from whence.tracing.reads.outside_modules import children_of, facts_of
 
 _NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseException, Enum)
 Step = Callable[[Any], Any]
@@ -128,6 +129,8 @@ class NamedValues:
         value = found.value
         if self._is_left(found):
             return
+        if issubclass(type(value), nn.Module) and not self._is_inside(value):
+            self._module(found, source, spelling)
         is_whole = is_plain(value)
         if is_whole or (found.way and self._says_what_it_is(value)) or self._stands_alone(found):
             self._note(found, source)
@@ -137,6 +140,18 @@ class NamedValues:
             spelling = self._spelled_of(value, spelling)
             for part in self._parts(found, spelling):
                 self.walk(part, source, spelling, left - 1)
+
+    def _module(self, found: Outside, source: Source | None, spelling: CodeWords) -> None:
+        """Note a module that the model does not hold, and those inside it, however deep they lie."""
+        if not self._is_new(("module", *self._key_to_enter(found)), found.value):
+            return
+        for part in facts_of(found):
+            if self._is_new((id(part.root), part.path), part.root):
+                self.add(part, source)
+        for part in methods_of(type(found.value), self._spelled_of(found.value, spelling)):
+            self.walk(part, source, spelling)
+        for child in children_of(found):
+            self.walk(child, source, spelling)
 
     def held(self, owner: type, value: object, path: str) -> None:
         """Something that an instance of a class holds under an attribute, which is compared for itself: what
@@ -323,10 +338,14 @@ def _of_object(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
 
 
 def methods_called(kind: type, spelling: CodeWords) -> Iterator[Outside]:
-    """What code calls of the instances of a class, where it or a base of it is the user's; modules are
-    looked at elsewhere."""
+    """What code calls of the instances of a class; modules are looked at elsewhere."""
+    return iter(()) if issubclass(kind, nn.Module) else methods_of(kind, spelling)
+
+
+def methods_of(kind: type, spelling: CodeWords) -> Iterator[Outside]:
+    """What code calls of the instances of a class, where it or a base of it is the user's."""
     written = [base for base in kind.__mro__ if is_observable(base) and not is_library(base.__module__)]
-    for base in written if not issubclass(kind, nn.Module) else ():
+    for base in written:
         for name in sorted(vars(base).keys() & (_IMPLIED | spelling.names)):
             if isinstance(held := vars(base)[name], OF_CLASSES):
                 yield of_class(base, name, held)
@@ -389,17 +408,6 @@ def _goes_through(held: dict[Any, Any], spelling: CodeWords) -> bool:
     """Whether code may ask for all entries; a registry under keys of its own grows with every model."""
     asks = not spelling.names.isdisjoint(("items", "values", "keys"))
     return asks and 0 < len(held) <= _MANY and all(isinstance(key, str) for key in held)
-
-
-def held_attribute(thing: Any, name: str) -> Any:
-    """An attribute of an object or a class, found without running any code of theirs."""
-    if isinstance(thing, type):
-        return class_attribute(thing, name)
-    own = thing.__dict__ if issubclass(type(thing), threading.local) else own_attributes(thing)
-    held = own.get(name, NOTHING)
-    if held is NOTHING:
-        held = class_attribute(type(thing), name)
-    return held.__get__(thing) if type(held) is MemberDescriptorType else held
 
 
 def value_at(held: Any, position: int) -> Any:

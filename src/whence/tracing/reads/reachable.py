@@ -39,6 +39,7 @@ from whence.dependence.code import (
     imported,
     names_in,
 )
+from whence.dependence.lookup import held_attribute
 from whence.dependence.snapshots import (
     ATTRIBUTES,
     CACHED,
@@ -56,7 +57,7 @@ from whence.errors import Place, SideEffect
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
 from whence.tracing.reads.code_words import CodeWords
-from whence.tracing.reads.named_values import NamedValues, beginning, held_attribute, is_plain
+from whence.tracing.reads.named_values import NamedValues, beginning, is_plain
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
 
 _ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)

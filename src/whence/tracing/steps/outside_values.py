@@ -24,7 +24,9 @@ from types import (
 from typing import Any
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from whence._torch.files import is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
@@ -60,7 +62,8 @@ from whence.tracing.steps.enclosed_state import (
 from whence.tracing.steps.host.stand_ins import is_stand_in
 from whence.tracing.steps.session import StepSession
 
-_LEFT = (nn.Module, nn.Parameter, Optimizer, Logger, FakeTensor)
+_ACTORS = (nn.Module, Optimizer, LRScheduler, GradScaler)
+_LEFT = (nn.Parameter, *_ACTORS[1:], Logger, FakeTensor)
 """What is the model's, or compared elsewhere, or decides nothing."""
 _NOT_WATCHED = (
     *(*PLAIN_IN_WHOLE, Number, Enum, BuiltinFunctionType, type, partial, list, tuple, deque),
@@ -89,6 +92,7 @@ class OutsideReads(NamedValues):
         self._place = Place(None, run.subject.place.line)
         self._inside = {id(row.tensor) for row in run.subject.state}
         self._inside |= {id(module) for _, module in run.subject.named_modules()}
+        self.actors: list[Outside] = []
         self._places: dict[int, Outside] = {}
         self._kinds: dict[type, tuple[list[Outside], CodeWords]] = {}
         self._packages = {_package(function) for call in self._calls for function in functions_of(call)}
@@ -149,12 +153,15 @@ class OutsideReads(NamedValues):
         """Note a value, or what is in it; an object's attributes when they are read."""
         value, kind = found.value, type(found.value)  # `isinstance` would ask the thing itself for its class
         if self._is_left(found):
+            if issubclass(kind, _ACTORS):
+                self.actors.append(found)
             return
         if _is_iterator(value):
             raise self._taken_from(found)
-        if is_looked_at_whole(value) or issubclass(kind, (*CONTAINERS, SimpleNamespace)):
+        if is_looked_at_whole(value) or issubclass(kind, (*CONTAINERS, SimpleNamespace, nn.Module)):
             self._enclosed.reach(found.path, value)
-        self._watch(found)
+        if not issubclass(kind, nn.Module):
+            self._watch(found)
         self._follow(function_in(value))
         if issubclass(kind, (set, frozenset, tuple)) and all(map(is_solid, value)):
             self._note(found, source)

@@ -111,7 +111,7 @@ def record_step(
             outcome, settled = host.settle(place), replace(wish, host=wish.host.settled)
             refuse_changes_of_its_own(own, found, settled, place)
             recorded = _recorded(session, found, settled, inputs, recorded, outcome)
-            step = replace(recorded.step, hooked=_in_words(subject))
+            step = replace(recorded.step, hooked=_in_words(subject), actors=tuple(reads.actors))
             rows = (*((row, None) for row in hooks), *reads.found(place))
             refuse_another_first_step(session, found, wish.operations)
             return replace(recorded, step=step, outside=rows)

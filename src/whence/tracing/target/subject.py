@@ -16,6 +16,7 @@ from whence._torch.observe.scripted import is_scripted
 from whence._torch.observe.wrappers import seen_through, wrappers_around
 from whence._torch.subclasses.fully_sharded import lasting_parameters, name_of_class
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
+from whence.dependence.snapshots import same_items
 from whence.errors import Fault, NotCallable, Place
 from whence.program import ModuleRecord
 from whence.program.names import modules_within
@@ -24,6 +25,10 @@ from whence.schema import InputKind
 from whence.tracing.source_lines import beginning_of
 
 _KEPT_CONTAINERS = (nn.ModuleList, nn.ModuleDict, nn.Sequential, nn.ParameterList, nn.ParameterDict)
+
+
+_Modules = tuple[tuple[ModulePath, nn.Module], ...]
+_Children = dict[str, nn.Module | None]
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,20 @@ class Subject:
         """
         return iter(self._modules)
 
+    @property
+    def _modules(self) -> _Modules:
+        return self._hierarchy[0]
+
     @cached_property
-    def _modules(self) -> tuple[tuple[ModulePath, nn.Module], ...]:
-        return tuple(pair for path, root in self.roots for pair in modules_within(path, root))
+    def _hierarchy(self) -> tuple[_Modules, list[tuple[_Children, _Children]]]:
+        """The modules, and the table of each with those that it held then."""
+        modules = tuple(pair for path, root in self.roots for pair in modules_within(path, root))
+        return modules, [(module._modules, dict(module._modules)) for _, module in modules]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether all modules still hold those that they held."""
+        return all(same_items(*pair) for pair in self._hierarchy[1])
 
     @cached_property
     def state(self) -> tuple["StateTensor", ...]:

@@ -284,6 +284,7 @@ SPECIAL: dict[tuple[type, str], Form] = {
     (Step, "call"): kinds.FUNCTION,
     (Step, "optimizer"): kinds.OF_CLASS,
     (Step, "graph"): kinds.NOWHERE,
+    (Step, "actors"): kinds.NOWHERE,
     (Outside, "root"): kinds.ROOT,
     (HostPlace, "holder"): kinds.ROOT,
     (HostPlace, "owner"): kinds.NOWHERE,

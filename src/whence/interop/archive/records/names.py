@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from whence._torch.observe.attribute_reads import NOTHING
 from whence.dependence.code import fingerprint, function_in, globals_in
 from whence.dependence.describe import itself
+from whence.dependence.lookup import held_attribute
 from whence.dependence.snapshots import content_of_cell
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly
-from whence.tracing.reads.named_values import default_of, held_attribute, part_behind, value_at
+from whence.tracing.reads.named_values import default_of, part_behind, value_at
 
 _CONTENT = "cell_contents"
 _CORE = (

@@ -7,11 +7,11 @@ from typing import Any
 
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.plain_values import PLAIN
+from whence.dependence.lookup import held_attribute
 from whence.dependence.snapshots import Saved
 from whence.program.arguments.host_state import HostPlace
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.observed import Left, Observed, Read
-from whence.tracing.reads.named_values import held_attribute
 
 
 def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
