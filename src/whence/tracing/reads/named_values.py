@@ -330,8 +330,8 @@ def _of_object(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     """Attributes of an object, and the methods of its class."""
     for name in sorted(spelling.names):
         held = held_attribute(found.value, name)
-        if isinstance(held, OF_CLASSES) and name not in own_attributes(found.value):
-            continue
+        if isinstance(held, OF_CLASSES) and type(held) is not FunctionType:
+            continue  # a function may be covered by one of the object's own
         if held is not NOTHING or name in spelling.asked:
             yield attribute_of(found, name, held)
     yield from methods_called(type(found.value), spelling)
