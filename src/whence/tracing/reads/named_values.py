@@ -69,7 +69,7 @@ _IMPLIED = frozenset(
     )
 )
 """Methods that code calls without naming them."""
-_FAR, _MANY = 6, 64
+FAR, _MANY = 6, 64
 """How many steps a value is followed from a variable, and how many entries are looked into."""
 
 
@@ -124,7 +124,7 @@ class NamedValues:
             path, way = f"os.environ[{name!r}]", (methodcaller("get", name),)
             self._note(Outside(path, os.environ, way, os.environ.get(name)), beginning(code))
 
-    def walk(self, found: Outside, source: Source | None, spelling: CodeWords, left: int = _FAR) -> None:
+    def walk(self, found: Outside, source: Source | None, spelling: CodeWords, left: int = FAR) -> None:
         """Note a value that decides by itself; of any other, what the code spells of it."""
         value = found.value
         if self._is_left(found):

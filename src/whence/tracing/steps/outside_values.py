@@ -41,6 +41,7 @@ from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
 from whence.tracing.reads.code_words import CodeWords
 from whence.tracing.reads.named_values import (
+    FAR,
     NamedValues,
     Step,
     attribute_of,
@@ -149,7 +150,7 @@ class OutsideReads(NamedValues):
             self.walk(attribute_of(at, name, NOTHING), source, _NO_WORDS)
         return at is not None
 
-    def walk(self, found: Outside, source: Source | None, spelling: CodeWords, left: int = 6) -> None:
+    def walk(self, found: Outside, source: Source | None, spelling: CodeWords, left: int = FAR) -> None:
         """Note a value, or what is in it; an object's attributes when they are read."""
         value, kind = found.value, type(found.value)  # `isinstance` would ask the thing itself for its class
         if self._is_left(found):
