@@ -148,6 +148,7 @@ class Listener:
 
     def __init__(self) -> None:
         self.events: list[tuple[str, str, int]] = []
+        self.reported = set[int]()
 
     def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
         self.events.append(("starts", type(node).__name__, len(received)))

@@ -344,6 +344,18 @@ class Drops(Block):
         return F.dropout(self.mix(x), 0.5, self.training)
 
 
+class Turned(Block):
+    """Hands on another layer's result with its rows as columns, so that gradients arrive there in that layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Block()
+
+    def forward(self, x: Tensor) -> Any:
+        """A layer inside, and what mixes what comes of it."""
+        return self.mix(self.first(x).transpose(0, 1)).transpose(0, 1).contiguous()
+
+
 class Twofold(Block):
     """Returns a result that nobody uses, and its argument."""
 

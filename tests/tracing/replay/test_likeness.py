@@ -123,6 +123,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], str, int]] = {
     "gradients taken inside": (lambda: kinds.Differentiates(*blocks(Block)), "Block", 0),
     "hooks on gradients": (lambda: Stack(*blocks(kinds.Hooked)), "Hooked", 0),
     "dropout": (lambda: Stack(*blocks(kinds.Drops)), "Drops", 3),
+    "another layout of gradients": (lambda: Stack(Block(), *blocks(kinds.Turned)), "Turned", 3),
     "results nobody uses": (lambda: kinds.UsingOne(*blocks(kinds.Twofold)), "Twofold", 3),
     "stacks of layers": (lambda: Stack(*(Stack(*blocks(Block)) for _ in range(3))), "Block", 11),
 }

@@ -6,6 +6,7 @@ ties a node of the backward graph to the moment of the forward pass that made it
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -25,7 +26,10 @@ Made of identities, so it holds only while the node or tensor is kept alive.
 
 
 class BackwardListener(Protocol):
-    """What is told while a backward pass runs."""
+    """What is told while a backward pass runs; `reported` are the nodes that it is told of now, by id."""
+
+    @property
+    def reported(self) -> set[int]: ...
 
     def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
         """`node` is about to run on the gradients of its outputs."""
@@ -92,7 +96,12 @@ def inside_custom_function() -> bool:
 
 def inside_backward() -> bool:
     """Whether autograd's engine is running on this thread."""
-    return torch._C._current_graph_task_id() != -1
+    return _run_now() != -1
+
+
+def _run_now() -> int:
+    """Which run of autograd's engine is on."""
+    return torch._C._current_graph_task_id()
 
 
 def is_custom_function(node: Node) -> bool:
@@ -160,11 +169,13 @@ def is_leaf_node(node: Node) -> bool:
 
 @contextmanager
 def watched(nodes: Sequence[Node], listener: BackwardListener) -> Iterator[None]:
-    """Report to `listener` when each of `nodes` starts and ends."""
+    """Report to `listener` when each of `nodes` starts and ends, once where a backward runs in another."""
     with ExitStack() as hooks:
         for node in nodes:
-            if is_leaf_node(node):
+            if is_leaf_node(node) or id(node) in listener.reported:
                 continue
+            listener.reported.add(id(node))
+            hooks.callback(listener.reported.remove, id(node))
             hooks.callback(node.register_prehook(_before(node, listener)).remove)
             hooks.callback(node.register_hook(_after(node, listener)).remove)
         yield
@@ -276,11 +287,8 @@ def run_part_of_backward(
     listener: BackwardListener,
     since: int,
 ) -> None:
-    """Run the nodes between `outputs` and `inputs` that were made `since` a moment; they can run again.
-
-    Where autograd is running already, its nodes are being reported.
-    """
-    nodes = nodes_below(_histories(outputs), since)
+    """Run the nodes between `outputs` and `inputs` that were made `since` a moment; they can run again."""
+    nodes, run = nodes_below(roots := _histories(outputs), since), list[int]()
     before = [
         target
         for node in nodes
@@ -289,9 +297,11 @@ def run_part_of_backward(
     ]
     with ExitStack() as active:
         active.enter_context(torch.autograd.set_multithreading_enabled(False))
-        active.enter_context(watched([] if inside_backward() else nodes, listener))
+        active.enter_context(watched(nodes, listener))
+        for root in roots:
+            active.callback(root.register_prehook(lambda _: run.append(_run_now())).remove)
         for node in {id(node): node for node in before}.values():
-            active.callback(node.register_prehook(_stop).remove)
+            active.callback(node.register_prehook(partial(_stop, run)).remove)
         with suppress(_Stopped):
             torch.autograd.grad(outputs, inputs, tangents, retain_graph=True, allow_unused=True)
 
@@ -300,9 +310,11 @@ class _Stopped(Exception):
     """A backward has come to where it should end."""
 
 
-def _stop(_received: object) -> None:
-    """Nodes run in the reverse order of their making: all that were made since then have run."""
-    raise _Stopped
+def _stop(run: Sequence[int], _received: object) -> None:
+    """Nodes run in the reverse order of their making: all that were made since then have run. A run inside of
+    this one, of what was made before, goes on."""
+    if run[0] == _run_now():
+        raise _Stopped
 
 
 def _histories(tensors: Sequence[Tensor]) -> list[Node]:

@@ -222,6 +222,7 @@ class Passes:
     running: Running
     recorder: Recorder
     own_gradients: bool
+    reported: set[int] = field(default_factory=set, kw_only=True)
 
     def node_starts(self, node: Node, received: Sequence[Tensor | None]) -> None:
         """An autograd node begins: what is recorded until it ends is its backward."""
