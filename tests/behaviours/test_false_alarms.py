@@ -69,6 +69,13 @@ def _sizes(recipe: Recipe, shape: tuple[int, ...], many: int) -> tuple[int, ...]
     return (*shape[:-1], len(recipe.axes) * many, -1)
 
 
+class Symmetry(tuple[int, int]):
+    """A pair that says what it is by its fields, and has no length, as those of e3nn."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
 class Rearranged(nn.Module):
     """A layer that works by cached recipes, and makes them anew for a copy, as those of einops do."""
 
@@ -272,6 +279,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "averaged": lambda: AveragedModel(nn.Linear(4, 4)),
     "with gradients": _optimized,
     "compiled": _compiled,
+    "a pair without a length": holding(times(lambda pair: pair[1]), lambda: Symmetry((1, 2))),
+    "pairs without a length": holding(times(lambda pairs: pairs[0][1]), lambda: [Symmetry((1, 2))]),
     "recipes": lambda: nn.Sequential(nn.Linear(4, 4), Rearranged("rows (many columns)", many=2)),
     "recurrent": lambda: nn.GRU(4, 4),
     "lazy": lambda: nn.Sequential(nn.LazyLinear(4)),

@@ -326,6 +326,25 @@ def test_verify_leaves_no_trace(body: Any) -> None:
         program.verify(model, (X,))
 
 
+class Unreparametrised(nn.Module):
+    """Writes to what autograd has kept for the backward, as samplers do that work in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = x.exp()
+        return kept.mul_(2) + kept
+
+
+def test_forward_without_a_backward() -> None:
+    """Where eager's backward fails, a forward is compared without one, and a wrong result is found."""
+    model = nn.Sequential(nn.Linear(zoo.WIDTH, 4), Unreparametrised())
+    program = whence.capture(model, (X,))
+    result = program.verify(model, (X,))
+    assert result.ok and "gradient" not in kinds(result)
+    (node,) = program.select(":: aten.exp")
+    node.target = torch.ops.aten.exp2.default
+    assert not program.verify(model, (X,)).ok
+
+
 def test_model_that_fails_leaves_no_trace() -> None:
     """When the model itself fails while it is verified, its state and the seeds are as before."""
     model = nn.Sequential(nn.Linear(zoo.WIDTH, 4), nn.Dropout(0.3))

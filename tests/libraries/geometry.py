@@ -94,6 +94,11 @@ def canny(filters: Any) -> nn.Module:
     return filters.Canny(hysteresis=False)
 
 
+@row("e3nn.nn", lambda: given(randn(4, 4)), **untrained(NOTHING))
+def activation_on_the_sphere(library: Any) -> nn.Module:
+    return library.S2Activation("1x0e+1x1o", torch.tanh, 6)
+
+
 @row("kornia.filters", images, **untrained(NOTHING))
 def canny_with_hysteresis(filters: Any) -> nn.Module:
     return filters.Canny()

@@ -166,7 +166,7 @@ def _held_difference(number: int, kind: type, value: Any, walk: Walk) -> str | N
 def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk: Walk) -> str | None:
     if type(value) is not kind or not isinstance(value, list | tuple | deque | weakref.ref):
         return _shown(value)
-    held = [] if isinstance(value, weakref.ref) else list(value)
+    held = [] if isinstance(value, weakref.ref) else list(iter(value))  # its class may have no length
     if len(held) != len(items):
         return _shown(value)
     return _first_difference(items, held, [f"[{position}]" for position in range(len(items))], walk)

@@ -33,10 +33,10 @@ class Comparison:
 
 
 def compare(expected: Run, found: Run) -> tuple[Comparison, ...]:
-    """Every value of `expected` beside that of `found`."""
+    """Every value of `expected` beside that of `found`; gradients where eager has them."""
     return (
         *_table("output", expected.outputs, found.outputs),
-        *_table("gradient", expected.gradients, found.gradients),
+        *_table("gradient", expected.gradients, found.gradients if expected.gradients else {}),
         *_table("state", expected.state, found.state),
         *_table("input", expected.inputs, found.inputs),
         *_table("generator", expected.generators, found.generators),

@@ -163,7 +163,12 @@ def _finish(
 ) -> Run:
     differentiated = loss is not None or not program.circumstances.opaque
     if differentiated:
-        _differentiate(whole_leaves(result), loss)
+        try:
+            _differentiate(whole_leaves(result), loss)
+        except RuntimeError:
+            if program.signature.outputs_of(OutputKind.GRADIENT):
+                raise
+            differentiated = False  # the model writes to what its backward needs: eager has none
     run = noted(program, inputs, result, tensors)
     outputs = {} if loss is None else {"loss": loss.detach()}
     return replace(run, outputs=outputs | run.outputs, gradients=run.gradients if differentiated else {})

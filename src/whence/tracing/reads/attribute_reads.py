@@ -64,10 +64,10 @@ def _is_held(read: Read) -> bool:
     return any(base.__dict__.get(read.name) is read.value for base in type(read.holder).__mro__)
 
 
-def _contents(held: Any) -> Iterable[Any]:
+def _contents(held: Any) -> Iterator[Any]:
     if isinstance(held, SimpleNamespace):
-        return vars(held).values()
-    return held.values() if isinstance(held, dict) else held
+        held = vars(held)
+    yield from held.values() if isinstance(held, dict) else held
 
 
 class Reads:

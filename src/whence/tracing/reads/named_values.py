@@ -478,7 +478,9 @@ def is_plain(value: object) -> bool:
 
 
 def _goes_as_pythons(kind: type) -> bool:
-    return is_container(kind) or (issubclass(kind, tuple) and kind.__iter__ is tuple.__iter__)
+    if not issubclass(kind, tuple):
+        return is_container(kind)
+    return kind.__iter__ is tuple.__iter__ and kind.__len__ is tuple.__len__
 
 
 def _holds_plain(value: Any) -> bool:

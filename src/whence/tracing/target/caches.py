@@ -18,13 +18,14 @@ _COUNTS = ("cumulative_length", "cumulative_length_int")
 """Whole numbers of tokens, which are others after every call."""
 _OF_KEYS = ("batch_size", "num_heads", "k_head_dim", "v_head_dim")
 """What a layer knows by the sizes of its keys."""
-_WINDOW = "_sliding_window_tensor"
-_OUTLINE = "_whence_outline"
+_OUTLINE = "outline of whence"
 """Under this a cache over other things than tensors has which of them are its leaves."""
 _ACCESS: dict[Any, Any] = {dict: MappingKey, list: SequenceKey, tuple: SequenceKey}
 _LEAF: tuple[()] = ()
 _DEVICE = (torch.device,)
 """That of the tensors beside it, which may be moved."""
+_NUMBER = (Tensor,)
+"""A number that is held beside it, as a tensor."""
 
 
 def register_caches() -> tuple[str, ...]:
@@ -74,6 +75,8 @@ def _flattened(cache: Any) -> tuple[list[tuple[Any, Any]], Any]:
 def _taken(value: Any, name: str = "") -> tuple[Any, ...]:
     """What makes a value again: nothing for a leaf, a constant itself, else its class and what it holds."""
     kind = type(value)
+    if name.startswith("_") and isinstance(value, Tensor):
+        return _NUMBER
     if isinstance(value, (Tensor, *SYMBOLIC)) or name in _COUNTS:
         return _LEAF
     if kind is torch.device:
@@ -90,7 +93,7 @@ def _taken(value: Any, name: str = "") -> tuple[Any, ...]:
 
 
 def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
-    return ((name, each) for name, each in vars(thing).items() if name not in _OF_KEYS and name != _WINDOW)
+    return ((name, each) for name, each in vars(thing).items() if name not in _OF_KEYS)
 
 
 def _held(value: Any, made: tuple[Any, ...], path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
@@ -132,9 +135,10 @@ def _object(kind: Any, held: dict[str, Any]) -> Any:
     """A cache or a layer; what it knows by its tensors is as where it was made."""
     thing, first = kind.__new__(kind), next(_tensors(held), None)
     device = None if first is None else first.device
-    vars(thing).update({name: device if each is torch.device else each for name, each in held.items()})
-    if "sliding_window" in held:
-        vars(thing)[_WINDOW] = torch.tensor(held["sliding_window"], dtype=torch.long)
+    for name, each in held.items():
+        value = held[name[1:].rpartition("_")[0]] if each is Tensor else each
+        made = torch.tensor(value) if each is Tensor else value
+        vars(thing)[name] = device if each is torch.device else made
     if "max_cache_len" in held and isinstance(keys := held.get("keys"), Tensor):
         thing.batch_size, thing.num_heads, _, thing.k_head_dim = keys.shape
         thing.v_head_dim = held["values"].shape[-1]
