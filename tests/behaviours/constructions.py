@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -347,6 +348,12 @@ def buffer_data_copied(m: Parts, x: Tensor) -> Tensor:
 def buffer_data_replaced(m: Parts, x: Tensor) -> Tensor:
     m.scale.data = 0.9 * m.scale + x.detach().abs().mean(0)
     return m.linear(x) * m.scale
+
+
+@row()
+def copies(m: Parts, x: Tensor) -> Tensor:
+    hidden = m.linear(x)
+    return m.other(copy.copy(hidden)) + copy.copy(hidden.detach()) + copy.copy(x).mul(2) + hidden
 
 
 @row()

@@ -1,14 +1,42 @@
 """Fake tensors made directly, without the converter that PyTorch keeps for special ones."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from whence._torch.patching import BASES, patched
 
 DEVICE = torch.ops.prim.device.default
 """What C++ asks of a tensor whose class is written in Python, where an exception would end the process."""
+
+
+class _SaidInEager:
+    """What a fake tensor is where code asks for its `__class__`, and how `copy.copy` copies it."""
+
+    __slots__ = ()
+    __class__: Any = Tensor
+
+    def __copy__(self: Any) -> Tensor:
+        copied: Tensor = self.detach()  # a leaf over the same memory, as in eager mode
+        return copied.requires_grad_(self.requires_grad)
+
+
+def classes_said_in_eager() -> AbstractContextManager[None]:
+    """Inside the block `x.__class__` is that of eager mode also where `x` is a fake tensor.
+
+    It is looked up in the classes of `x`, and none of PyTorch's can be given it after it was made: it comes
+    from a base beside `Tensor`.
+    """
+    return patched(FakeTensor, BASES, (_SaidInEager, *FakeTensor.__bases__))
+
+
+def class_in_eager(fake: FakeTensor) -> type[Tensor]:
+    """The class of what a fake tensor stands for."""
+    return nn.Parameter if isinstance(fake, nn.Parameter) else Tensor
 
 
 def fake_like(
@@ -83,6 +111,7 @@ def as_leaf(fake: FakeTensor, *, requires_grad: bool, is_parameter: bool) -> Fak
         fake.requires_grad_()
     if is_parameter:
         fake._is_param = True
+        vars(fake)["__class__"] = nn.Parameter
     return fake
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+BASES = "__bases__"
 ABSENT: Any = object()
 """What is put in the place of an attribute that shall not be there."""
 
@@ -57,7 +58,7 @@ def patches_undone() -> Callable[[], None]:
 def _put_on(patch: _Patch) -> None:
     """Known before it is there, so that no moment leaves an unknown patch behind."""
     with _changing:
-        patch.before = vars(patch.owner).get(patch.name, ABSENT)
+        patch.before = _now(patch)
         _on.append(patch)
         _set(patch.owner, patch.name, patch.value)
 
@@ -67,12 +68,19 @@ def _take_off(patch: _Patch) -> None:
     with _changing:
         if patch not in _on:
             return
-        if vars(patch.owner).get(patch.name, ABSENT) is patch.value:
+        if _now(patch) is patch.value:
             _set(patch.owner, patch.name, patch.before)
         position = _on.index(patch)
         for above in [other for other in _on[position + 1 :] if _is_above(other, patch)]:
             above.before = patch.before
         del _on[position]
+
+
+def _now(patch: _Patch) -> Any:
+    """What is there; the bases of a class are in no table of it."""
+    if patch.name == BASES:
+        return patch.owner.__bases__
+    return vars(patch.owner).get(patch.name, ABSENT)
 
 
 def _is_above(other: _Patch, patch: _Patch) -> bool:

@@ -130,6 +130,13 @@ def fake_failed(error: BaseException, where: Place) -> UnsupportedOperator:
             why=f"a capture runs on tensors of a class of its own, and no tensor has two; {said}",
             remedy="use a plain tensor there, or do what the class does outside the captured function",
         )
+    if type(error).__name__ == _TWO_DEVICES and "meta and" in said:
+        return UnsupportedOperator(
+            "PyTorch cannot take one derivative of another for a batch of fake tensors, as a capture does",
+            where=where,
+            why=f"the zeros of its jacfwd(jacrev(f)), which is hessian(f), are on no device there: {said}",
+            remedy="write vmap(jacrev(jacrev(f))) or vmap(jacfwd(jacfwd(f))) for vmap(hessian(f))",
+        )
     if type(error).__name__ == _TWO_DEVICES:
         return UnsupportedOperator(
             "tensors on two devices meet",

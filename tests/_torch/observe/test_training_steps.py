@@ -29,6 +29,7 @@ class Listener:
     """Writes down what it is told."""
 
     def __init__(self) -> None:
+        self.reported = set[int]()
         self.told: list[Any] = []
 
     @contextmanager

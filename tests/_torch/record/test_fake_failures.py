@@ -36,7 +36,8 @@ def failing(work: Callable[[Tensor], object]) -> Exception:
 
 
 @pytest.mark.filterwarnings(
-    "ignore:The PyTorch API of nested tensors:UserWarning", "ignore:.*quant.*:UserWarning"
+    *("ignore:The PyTorch API of nested tensors:UserWarning", "ignore:.*quant.*:UserWarning"),
+    "ignore:Sparse .*:UserWarning",
 )
 @pytest.mark.parametrize(
     "work",
@@ -48,10 +49,11 @@ def failing(work: Callable[[Tensor], object]) -> Exception:
         lambda fake: _sparse(fake).to_dense().sum().backward(),
         lambda fake: torch.quantize_per_tensor(fake, 0.1, 0, torch.quint8).int_repr(),
         lambda fake: torch.quantize_per_channel(fake, fake[:, 0], fake[:, 0], 0, torch.qint8),
+        lambda fake: torch.sparse_csr_tensor(torch.arange(4), torch.arange(3), fake[:, 0], (3, 3)),
     ],
     ids=[
         *("no_kernel", "reads_data", "real_beside_fake", "another_class", "derivative"),
-        *("quantised", "quantised_by_rows"),
+        *("quantised", "quantised_by_rows", "compressed"),
     ],
 )
 def test_failure_of_fake_tensors(work: Callable[[Tensor], object]) -> None:
@@ -74,6 +76,17 @@ def test_failure_of_fake_tensors(work: Callable[[Tensor], object]) -> None:
 def test_failure_of_the_model(work: Callable[[Tensor], object]) -> None:
     """What eager refuses, too, is the model's error."""
     assert not is_of_fake_tensors(failing(work))
+
+
+def test_a_storage_is_no_argument_of_an_operator() -> None:
+    """A graph has no place for one; the error says where."""
+
+    def over_another(x: Tensor) -> Tensor:
+        return torch.empty(0).set_(torch.ones(5).untyped_storage()).sum() + x
+
+    over_another(REAL)
+    with pytest.raises(whence.UnsupportedOperator, match="cannot run this on fake tensors"):
+        whence.capture(over_another, (REAL,))
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")

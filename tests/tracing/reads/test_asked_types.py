@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from whence._torch.record.recorder import FakeTensor
 from whence.tracing.reads.asked_types import TYPE
 from whence.tracing.steps.host.stand_ins import growing
 
@@ -31,6 +32,8 @@ ASKED: dict[str, Ask] = {
     "argument": lambda _, x: type(x) is Tensor,
     "result": lambda model, x: type(model.linear(x)) is Tensor,
     "parameter": lambda model, _: type(model.linear.weight) is nn.Parameter,
+    "argument itself": lambda _, x: x.__class__ is Tensor and x.sin().__class__.__name__ == "Tensor",
+    "parameter itself": lambda model, _: model.linear.weight.__class__ is nn.Parameter,
     "size": lambda _, x: type(x.shape[0]) is int,
     "number": lambda _, x: type(x.sum().item()) is float,
     "name": lambda _, x: type(x).__name__ == "Tensor",
@@ -51,7 +54,7 @@ def test_the_class_is_eager_s(name: str, backward: Any, is_open: bool) -> None:
     program = whence.capture(model, (X,), backward=backward, dynamic_shapes=shapes)
     assert program.verify(model, (X,)).ok
     assert program.check(model, (X,)) == []
-    assert "type" not in globals() and type(X) is Tensor
+    assert "type" not in globals() and type(X) is Tensor and FakeTensor.__bases__ == (Tensor,)
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -20,6 +20,10 @@ _MACHINERY = tuple(f"{Path(getfile(kind)).parent}{os.sep}" for kind in (FakeTens
 _TEXT = getfile(set_printoptions)
 _BROKEN = (
     *("INTERNAL ASSERT FAILED", "its data is not allocated yet", "to a python object of type FakeTensor"),
+    *(
+        "argument of type: <class 'torch.storage",
+        "Values and compressed tensor instance need to be on the same",
+    ),
     *("operator prim::", "Backward0 returned an invalid gradient", ", in aten::", "Could not run 'aten::"),
 )
 
@@ -39,7 +43,7 @@ def is_of_fake_tensors(error: BaseException) -> bool:
 
     Either it was raised in that machinery, or C++ says that it met a tensor without numbers,
     that a derivative failed which PyTorch has in TorchScript alone, or that a kernel does not know a fake one
-    (quantised tensors).
+    (quantised and compressed tensors, storages).
     """
     if not isinstance(error, Exception):
         return False

@@ -7,8 +7,8 @@ that does not stand for something else it is `type`.
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
+from whence._torch.fakes import class_in_eager
 from whence._torch.record.recorder import FakeTensor
 
 _IN_EAGER = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -43,7 +43,7 @@ def _class_of(thing: Any) -> Any:
     if kind is type:
         return TYPE
     if issubclass(kind, FakeTensor):
-        return nn.Parameter if isinstance(thing, nn.Parameter) else Tensor
+        return class_in_eager(thing)
     if issubclass(kind, StandIn):
         return kind._asked_for_class(thing)
     return next((found for symbol, found in _IN_EAGER.items() if issubclass(kind, symbol)), kind)

@@ -17,6 +17,7 @@ from whence._torch.autograd.replaced_data import replaced_inputs
 from whence._torch.autograd.saved_tensors import observed_packing
 from whence._torch.autograd.switches import modes_restored
 from whence._torch.deciding.decider import deciding
+from whence._torch.fakes import classes_said_in_eager
 from whence._torch.higher_order.function_graphs import functions_traced, operators_called_directly
 from whence._torch.observe.attribute_reads import ReadListener
 from whence._torch.observe.checkpoints import observed_checkpoints
@@ -164,6 +165,7 @@ def listening(
     values = RunValues(session.recorder, frozenset(prepared.nodes), session.log.marks)
     with (
         compiling_on_this_thread(partial(run.answers.to_whoever_asks, finder), session.is_plainly_eager),
+        classes_said_in_eager(),
         compiled_functions_run_eagerly(),
         operators_called_directly(),
         functions_traced(branches.traced, session.recorder.fake_mode),
