@@ -29,10 +29,11 @@ def loading(layers: int, repeats: Repeats) -> Figures:
 
 
 def large(what: str, repeats: int) -> Figures:
-    """Seconds to save or load a joint program of 405 B on meta."""
+    """Seconds to save or load a joint program of 405 B on meta, or to compare it with itself."""
     program, path = _large()
     program.save(path)
     works: dict[str, Work] = {"save": partial(program.save, path), "load": partial(whence.load, path)}
+    works["diff"] = partial(program.diff, program)
     note = f"{len(program.graph.nodes):,} nodes, {_mebibytes(path)} MiB"
     return Figures(alone(works[what], repeats), None, "s", note)
 

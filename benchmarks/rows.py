@@ -150,7 +150,7 @@ def _files(layers: int, repeats: Repeats) -> Iterator[Row]:
     kept = subject(f"cached-{layers}", "joint program from a cache, checked", "capturing it")
     yield Row(kept, faster(1.5), partial(files.instead_of_capture, layers, repeats), "files")
     large = partial(Subject, "Programs in files", layers=126)
-    for what, most in (("save", 3), ("load", 1)):
+    for what, most in (("save", 3), ("load", 1), ("diff", 4)):
         row = large(f"{what}-405b", f"{what} a joint program of 405 B")
         yield Row(row, amount(most), partial(files.large, what, 5), "files-405b")
 

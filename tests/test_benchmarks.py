@@ -153,6 +153,7 @@ def test_every_target_has_its_row() -> None:
         "viewer-paint": amount(2),
         "viewer-open": amount(300),
         "load-405b": amount(1),
+        "diff-405b": amount(4),
         "load-32": faster(5),
     }
     assert {name: targets[name] for name in promised} == promised

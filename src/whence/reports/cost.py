@@ -18,7 +18,7 @@ from whence.program import Program
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.devices import Device, device_of
-from whence.reports.flops import bytes_at, flops_of
+from whence.reports.flops import Flops, bytes_at, flops_of
 from whence.reports.modules import calls_around
 from whence.reports.numbers import scaled
 from whence.reports.runs import held_graphs, is_branch, runs_of, trips_of
@@ -168,6 +168,7 @@ class _Counting:
     nodes: list[tuple[fx.Node, NodeCost]] = field(default_factory=list)
     gaps: Counter[str] = field(default_factory=Counter)
     branches: dict[str, dict[str, int]] = field(default_factory=dict)
+    known: dict[Any, Flops] = field(default_factory=dict)
 
     def count(self, module: fx.GraphModule, times: int) -> None:
         """All nodes of a graph that runs so often."""
@@ -180,7 +181,27 @@ class _Counting:
             elif node.op == "call_function":
                 if is_branch(node):
                     self._choose(node, {source: spans[source] for source, _ in held_graphs(node)})
-                self.nodes.append((node, _cost(node, self.sizes, self.device, self.gaps, times)))
+                self.nodes.append((node, self._cost(node, times)))
+
+    def _cost(self, node: fx.Node, times: int) -> NodeCost:
+        name, phase, at = node.name, phase_of(node), self.sizes
+        if any(held_graphs(node)):  # whose nodes count
+            if runs_of(node, at) is None:
+                self.gaps[
+                    f"{op_name(node.target)}: how often its graphs run is not known, they count once"
+                ] += 1
+            return NodeCost(name, phase, 0, 0, 0)
+        flops = flops_of(node, at, self.known)
+        if flops.gap is not None:
+            self.gaps[f"{op_name(node.target)}: {flops.gap}"] += 1
+        count, beyond = flops.count * times, flops.beyond * times
+        if viewed_argument(node.target) is not None or op_name(node.target) == "getitem":
+            return NodeCost(name, phase, count, 0, 0, beyond=beyond)
+        value = node.meta.get("val")
+        read = sum(bytes_at(source.meta.get("val"), at) for source in node.all_input_nodes)
+        written, device = bytes_at(value, at), self.device
+        seconds = device.seconds(flops.count, read + written, _dtype(value)) * times if device else 0.0
+        return NodeCost(name, phase, count, read * times, written * times, seconds, beyond)
 
     def _choose(self, node: fx.Node, spans: Mapping[fx.Node, slice]) -> None:
         """Of branches the one that takes the most FLOPs counts, and the most bytes where that is alike."""
@@ -200,12 +221,14 @@ class _Counting:
 
 def checked_sizes(program: Program, sizes: Mapping[str, int] | None) -> Mapping[str, int]:
     """The sizes that were given; raises `UsageError` for names that no size has, and for no sizes."""
+    if not sizes:
+        return {}
     known = {name for node in program.nodes() for name in names_of_sizes(node.meta.get("val"))}
-    wrong = [name for name, size in (sizes or {}).items() if name not in known or size < 0]
+    wrong = [name for name, size in sizes.items() if name not in known or size < 0]
     if wrong:
         names = ", ".join(sorted(known)) or "none: all sizes are fixed"
         raise UsageError(f"no open size can be {', '.join(wrong)}", remedy=f"open sizes are {names}")
-    return sizes or {}
+    return sizes
 
 
 @contextmanager
@@ -226,27 +249,6 @@ def phase_of(node: fx.Node) -> str:
     return RECOMPUTED if origin.recomputed else origin.phase.value
 
 
-def _cost(
-    node: fx.Node, at: Mapping[str, int], device: Device | None, gaps: Counter[str], times: int
-) -> NodeCost:
-    name, phase = node.name, phase_of(node)
-    if any(held_graphs(node)):  # whose nodes count
-        if runs_of(node, at) is None:
-            gaps[f"{op_name(node.target)}: how often its graphs run is not known, they count once"] += 1
-        return NodeCost(name, phase, 0, 0, 0)
-    flops = flops_of(node, at)
-    if flops.gap is not None:
-        gaps[f"{op_name(node.target)}: {flops.gap}"] += 1
-    count, beyond = flops.count * times, flops.beyond * times
-    if viewed_argument(node.target) is not None or op_name(node.target) == "getitem":
-        return NodeCost(name, phase, count, 0, 0, beyond=beyond)
-    value = node.meta.get("val")
-    read = sum(bytes_at(source.meta.get("val"), at) for source in node.all_input_nodes)
-    written = bytes_at(value, at)
-    seconds = device.seconds(flops.count, read + written, _dtype(value)) * times if device else 0.0
-    return NodeCost(name, phase, count, read * times, written * times, seconds, beyond)
-
-
 def viewed_argument(target: Any) -> int | None:
     """The argument in whose memory the result of an operator lies; schemas of a few do not say so."""
     return 0 if getattr(target, "overloadpacket", None) in _UNSAID else traits(target).viewed
@@ -264,12 +266,15 @@ def _rows(
     flops: list[Counter[str]] = [Counter() for _ in calls.rows]
     sums = [[0, 0, 0.0] for _ in calls.rows]
     for node, cost in nodes:
-        if not cost.taken:
-            continue
-        for number in calls_around(calls, origin_of(node)):
+        if cost.taken:
+            number = calls_around(calls, origin_of(node))[0]
             flops[number][cost.phase] += cost.flops
             for place, figure in enumerate((cost.read, cost.written, cost.seconds)):
                 sums[number][place] += figure
+    for call in reversed(calls.rows[1:]):  # a caller comes before what it calls
+        for phase, count in flops[call.number].items():
+            flops[call.parent][phase] += count
+        sums[call.parent] = [sum(pair) for pair in zip(sums[call.parent], sums[call.number], strict=True)]
     held = _parameters(program)
     for call in calls.rows:
         own = held.get(tuple(call.site.path), ())

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -146,60 +147,95 @@ def _totals(program: Program) -> dict[str, int]:
 
 def _rows(before: Program, after: Program) -> list[CallChange]:
     """By what operations make; in calls where that is alike by constants; if all is, by what they read."""
-    rows = list(_changes(*(_bag(each, _made) for each in (before, after))))
-    told = {(call, row.phase) for row in rows for call in row.calls}
-    constants = _changes(*(_bag(each, _of_constants) for each in (before, after)))
-    rows += [row for row in constants if (row.calls[0], row.phase) not in told]
-    return rows or list(_changes(*map(_wiring, (before, after))))
+    told = _Wording(before), _Wording(after)
+    rows = list(_changes(*(each.bag(each.made) for each in told)))
+    known = {(call, row.phase) for row in rows for call in row.calls}
+    constants = _changes(*(each.bag(each.of_constants) for each in told))
+    rows += [row for row in constants if (row.calls[0], row.phase) not in known]
+    return rows or list(_changes(*(each.wiring() for each in told)))
 
 
-def _bag(program: Program, spelled: Callable[[fx.Node], str]) -> dict[tuple[str, str], Counter[Operation]]:
-    found: dict[tuple[str, str], Counter[Operation]] = {}
-    for node in program.nodes():
-        if node.op == "call_function":
-            made = (op_name(node.target), spelled(node))
-            found.setdefault(_site(node), Counter())[made] += 1
-    return found
+class _Wording:
+    """What is said of the nodes of a program, of each once."""
+
+    def __init__(self, program: Program) -> None:
+        self._program = program
+        self._operations = [node for node in program.nodes() if node.op == "call_function"]
+        self._sites: dict[fx.Node, tuple[str, str]] = {}
+        self._made: dict[fx.Node, str] = {}
+        self._spelled: dict[int, str] = {}
+
+    def bag(self, spelled: Callable[[fx.Node], str]) -> dict[tuple[str, str], Counter[Operation]]:
+        """The operations of each call site and phase, in these words."""
+        found: dict[tuple[str, str], Counter[Operation]] = {}
+        for node in self._operations:
+            found.setdefault(self._site(node), Counter())[op_name(node.target), spelled(node)] += 1
+        return found
+
+    def wiring(self) -> Bag:
+        """What each operation reads, and what is returned."""
+        found = self.bag(self._of_reads)
+        returned = found.setdefault(("", Phase.FORWARD.value), Counter())
+        for row in self._program.signature.outputs:
+            if row.node:
+                node = self._program.node(row.node)
+                returned[row.path, f"{self.made(node)} of {self._source(node)}"] += 1
+        return found
+
+    def made(self, node: fx.Node) -> str:
+        """The type of its value."""
+        if node not in self._made:
+            self._made[node] = describe(node.meta.get("val"))
+        return self._made[node]
+
+    def of_constants(self, node: fx.Node) -> str:
+        """That, and the arguments that are no values."""
+        if not node.kwargs and all(type(value) is fx.Node for value in node.args):
+            return self.made(node)
+        given = sorted(_given(node), key=itemgetter(0))
+        told = [f"{name}={_constant(leaf)}" for name, value in given for leaf in _leaves(value)]
+        return f"{self.made(node)} of {', '.join(told)}" if told else self.made(node)
+
+    def _of_reads(self, node: fx.Node) -> str:
+        read = nodes_in((node.args, dict(sorted(node.kwargs.items()))))
+        return f"{self.made(node)} of {', '.join(map(self._source, read))}"
+
+    def _source(self, node: fx.Node) -> str:
+        if node.op != "call_function":
+            return node.name
+        return " ".join((op_name(node.target), *filter(None, self._site(node))))
+
+    def _site(self, node: fx.Node) -> tuple[str, str]:
+        if node not in self._sites:
+            origin = origin_of(node)
+            place = "" if origin.place is None else self._spelled.get(id(origin.place))
+            if place is None:
+                place = self._spelled[id(origin.place)] = str(origin.place)
+            self._sites[node] = place, origin.phase.value
+        return self._sites[node]
 
 
-def _wiring(program: Program) -> Bag:
-    found = _bag(program, _of_reads)
-    returned = found.setdefault(("", Phase.FORWARD.value), Counter())
-    for row in program.signature.outputs:
-        if row.node:
-            node = program.node(row.node)
-            returned[row.path, f"{_made(node)} of {_source(node)}"] += 1
-    return found
-
-
-def _site(node: fx.Node) -> tuple[str, str]:
-    origin = origin_of(node)
-    return "" if origin.place is None else str(origin.place), origin.phase.value
-
-
-def _made(node: fx.Node) -> str:
-    return describe(node.meta.get("val"))
-
-
-def _of_constants(node: fx.Node) -> str:
-    leaves = [
-        (name, leaf)
-        for name, value in sorted(_given(node), key=itemgetter(0))
-        for leaf in tree_flatten(value)[0]
-    ]
-    told = [f"{name}={_constant(leaf)}" for name, leaf in leaves if not isinstance(leaf, fx.Node)]
-    return f"{_made(node)} of {', '.join(told)}" if told else _made(node)
+def _leaves(value: Any) -> list[Any]:
+    """What is in an argument besides nodes."""
+    leaves = tree_flatten(value)[0] if isinstance(value, (list, tuple, dict)) else [value]
+    return [leaf for leaf in leaves if not isinstance(leaf, fx.Node)]
 
 
 def _given(node: fx.Node) -> Iterator[tuple[str, Any]]:
     """Arguments by name, or by number where there is no schema, without those that are as by default."""
-    schema = getattr(node.target, "_schema", None)
-    declared = [] if schema is None else schema.arguments
-    defaults = {each.name: str(each.default_value) for each in declared if each.has_default_value()}
-    names = [each.name for each in declared] or list(map(str, range(len(node.args))))
-    for name, value in (*zip(names, node.args, strict=False), *node.kwargs.items()):
-        if defaults.get(name) != str(value):
+    names, defaults = _declared(node.target)
+    numbers = map(str, range(len(node.args)))
+    for name, value in (*zip(names or numbers, node.args, strict=False), *node.kwargs.items()):
+        if isinstance(value, fx.Node) or defaults.get(name) != str(value):
             yield name, value
+
+
+@cache
+def _declared(target: Any) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """The names of arguments in the schema of an operator, and the texts of their defaults."""
+    declared = getattr(getattr(target, "_schema", None), "arguments", ())
+    defaults = {each.name: str(each.default_value) for each in declared if each.has_default_value()}
+    return tuple(each.name for each in declared), defaults
 
 
 def _constant(value: Any) -> str:
@@ -207,20 +243,10 @@ def _constant(value: Any) -> str:
     return str(value) if isinstance(value, _PLAIN) else type(value).__name__
 
 
-def _of_reads(node: fx.Node) -> str:
-    read = nodes_in((node.args, dict(sorted(node.kwargs.items()))))
-    return f"{_made(node)} of {', '.join(map(_source, read))}"
-
-
-def _source(node: fx.Node) -> str:
-    if node.op != "call_function":
-        return node.name
-    return " ".join((op_name(node.target), *filter(None, _site(node))))
-
-
 def _changes(before: Bag, after: Bag) -> Iterator[CallChange]:
-    more = {at: after.get(at, Counter()) - before.get(at, Counter()) for at in (*before, *after)}
-    less = {at: before.get(at, Counter()) - after.get(at, Counter()) for at in (*before, *after)}
+    changed = [at for at in (*before, *after) if before.get(at) != after.get(at)]
+    more = {at: after.get(at, Counter()) - before.get(at, Counter()) for at in changed}
+    less = {at: before.get(at, Counter()) - after.get(at, Counter()) for at in changed}
     moved = sum(more.values(), Counter[Operation]()) & sum(less.values(), Counter[Operation]())
     for at in more:
         both = (more[at] | less[at]) & moved

@@ -7,6 +7,7 @@ convention of `torch.utils.flop_counter`, whose registry is asked first, so numb
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import prod
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
@@ -20,6 +21,7 @@ from whence._torch.pytrees import tree_flatten, tree_unflatten
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.sizes.numbers import OF_DECISIONS
 from whence._torch.sizes.symbols import SYMBOLIC, size_at
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.dependence.asking import Failed, attempt
 
 aten = torch.ops.aten
@@ -90,12 +92,42 @@ _OF_LIBRARIES: Mapping[str, Callable[..., int]] = {
 """The same for operators that are there only where a library is, by name."""
 
 
-def flops_of(node: fx.Node, sizes: Sizes) -> Flops:
-    """The FLOPs of a node where open sizes are these numbers."""
+def flops_of(node: fx.Node, sizes: Sizes, known: dict[Any, Flops]) -> Flops:
+    """The FLOPs of a node where open sizes are these numbers; `known` are those of others with the same."""
     packet = getattr(node.target, "overloadpacket", node.target)
-    own = _OWN.get(packet) or _OF_LIBRARIES.get(str(packet))
-    if packet not in flop_registry and own is None and not is_composite(node.target):
+    if packet not in flop_registry and not _has_own(node.target):
         return Flops(gap="no formula" if _may_multiply(node.target) else None)
+    key = _told((node.target, node.args, node.kwargs, node.meta.get("val")), sizes)
+    if key not in known:
+        known[key] = _flops(node, sizes)
+    return known[key]
+
+
+@cache
+def _has_own(target: Any) -> bool:
+    return _own(getattr(target, "overloadpacket", target)) is not None or is_composite(target)
+
+
+def _own(packet: Any) -> Callable[..., int] | None:
+    return _OWN.get(packet) or _OF_LIBRARIES.get(str(packet))
+
+
+def _told(value: Any, sizes: Sizes) -> Any:
+    """All that formulas see of arguments, by which they are looked up."""
+    if isinstance(value, fx.Node):
+        return _told(value.meta.get("val"), sizes)
+    if isinstance(value, Tensor):
+        return shape_at(value, sizes), value.dtype
+    if isinstance(value, Mapping):
+        return tuple((name, _told(held, sizes)) for name, held in value.items())
+    if isinstance(value, (tuple, list)):
+        return tuple(_told(held, sizes) for held in value)
+    return repr(value) if isinstance(value, SYMBOLIC) else (type(value), value)
+
+
+def _flops(node: fx.Node, sizes: Sizes) -> Flops:
+    packet = getattr(node.target, "overloadpacket", node.target)
+    own = _own(packet)
     args, kwargs = _given(node, sizes)
     found: Flops | Failed
     if packet in flop_registry:
@@ -114,6 +146,7 @@ def _counted(packet: Any, count: int) -> Flops:
     return Flops(count, beyond=0 if is_known else count)
 
 
+@cache
 def _may_multiply(target: Any) -> bool:
     """Operators of other libraries, functions over graphs, and those whose names say so."""
     namespace, _, name = op_name(target).partition(".")
@@ -161,9 +194,10 @@ def _shapes(args: Any) -> list[Any]:
 
 def shape_at(tensor: Tensor, sizes: Sizes) -> tuple[int, ...]:
     """The shape of a fake tensor where open sizes are these numbers."""
-    return tuple(int(size_at(size, sizes)) for size in tensor.shape)
+    return tuple(size if type(size) is int else int(size_at(size, sizes)) for size in tensor.shape)
 
 
 def bytes_at(value: Any, sizes: Sizes) -> int:
-    tensors = (leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor))
-    return sum(prod(shape_at(tensor, sizes)) * tensor.element_size() for tensor in tensors)
+    leaves = [value] if isinstance(value, Tensor) and not is_composed(value) else tree_flatten(value)[0]
+    tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
+    return sum(prod(shape_at(tensor, sizes)) * tensor.dtype.itemsize for tensor in tensors)

@@ -159,7 +159,8 @@ class Storages:
                 before += [summed] if self._is_summed_in(found[summed][0], node, read) else []
             found[node] = found[before[0]] if before else self._bases(node, found)
             named[node.name] = node
-            views |= {node} if not before and found[node] != (node,) else set()
+            if not before and found[node] != (node,):
+                views.add(node)
             latest = max((self.place.get(user, len(self.nodes)) for user in node.users), default=at)
             for base in found[node]:
                 read[base] = max(read.get(base, 0), latest)

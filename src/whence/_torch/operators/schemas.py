@@ -54,8 +54,11 @@ def is_composite(target: Any) -> bool:
 def op_name(target: Any) -> str:
     """`aten.mm.default` for an operator, the plain name for any other callable."""
     if isinstance(target, OpOverload):
-        return str(target)
+        return _spelled(target)
     return getattr(target, "__name__", str(target))
+
+
+_spelled = cache(str)
 
 
 def overloads_of(target: object) -> tuple[OpOverload, ...]:
