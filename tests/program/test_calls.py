@@ -84,7 +84,7 @@ def test_calls_of_one_module_as_text() -> None:
         str(captured("shared_layer", "forward").calls),
         """\
 (root): SharedLayer
-  block … block@3  × 4: Mlp
+  block  × 4: Mlp
     block.norm: LayerNorm
     block.up: Linear
     block.down: Linear

@@ -17,6 +17,19 @@ def model_of_blocks() -> nn.Module:
     return nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(4)), nn.Linear(4, 1))
 
 
+class Repeated(nn.Module):
+    """Calls one module three times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = self.lin(x)
+        return x
+
+
 def report_of(**options: object) -> whence.Report:
     program = whence.capture(model_of_blocks(), (X,), backward=lambda y: y.sum())
     return program.report(**options)  # type: ignore[arg-type]
@@ -33,6 +46,13 @@ def test_page() -> None:
         "4 Linear 2 8 5 48 96 440",
     )
     assert [" ".join(line) for line in table[1:]] == [*expected]
+
+
+def test_calls_of_one_module_are_one_row() -> None:
+    """With its name alone."""
+    report = whence.capture(Repeated(), (X,)).report()
+    rows = [line.split(" | ")[0].strip("| ") for line in report.to_markdown().splitlines()]
+    assert rows[2:] == ["(program)", "(root)", "lin  × 3"]
 
 
 def test_page_of_a_step() -> None:

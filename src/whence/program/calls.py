@@ -218,7 +218,8 @@ class Calls(OpensInNotebook):
     def _lines(self, call: Call, depth: int) -> Iterator[str]:
         for _, group in groupby(self.children(call), key=self._likeness):
             run = list(group)
-            several = f" … {run[-1].site.name}  × {len(run)}" if len(run) >= FOLD_FROM else ""
+            others = "" if run[-1].site.path == run[0].site.path else f" … {run[-1].site.name}"
+            several = f"{others}  × {len(run)}" if len(run) >= FOLD_FROM else ""
             for child in run[:1] if several else run:
                 yield f"{'  ' * depth}{child.label}{several}: {child.site.type}"
                 yield from self._lines(child, depth + 1)

@@ -173,5 +173,6 @@ def label(shown: FoldedRow) -> str:
         return "(program)"
     name = row.path or "(root)"
     called = f"{name}@{row.index}" if row.index else name
-    several = f" … {shown.last.rpartition('.')[2]}  × {shown.times}" if shown.times > 1 else ""
+    others = "" if shown.last == row.path else f" … {shown.last.rpartition('.')[2]}"
+    several = f"{others}  × {shown.times}" if shown.times > 1 else ""
     return "  " * (row.depth - 1) + called + several

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.utils.checkpoint import checkpoint
 
 import whence
@@ -47,6 +48,18 @@ def test_the_loss_of_a_function() -> None:
     """No module says where a function ends: what its results need is its own."""
     program = whence.capture(lambda x: x.cos(), (X.clone().requires_grad_(),), backward=sine_loss)
     assert operators(program, ":: loss") == ["sin.default", "sum.default"]
+
+
+def test_sizes_are_not_of_the_loss() -> None:
+    """What it is divided by is computed from sizes alone."""
+    program = whence.capture(
+        nn.Linear(4, 4),
+        (torch.randn(6, 4),),
+        backward=lambda y: y.square().sum() / (2 * y.shape[0] + 1),
+        dynamic_shapes=({0: Dim("rows", min=2)},),
+    )
+    assert any(node.target is torch.ops.aten.sym_size.int for node in program.graph.nodes)
+    assert operators(program, ":: loss") == ["pow.Tensor_Scalar", "sum.default", "div.Tensor"]
 
 
 def test_the_loss_of_a_step() -> None:

@@ -190,6 +190,12 @@ function only(calls: Pair, graphs: Pair): Pair {
   return [graphs[0] < 0 ? -1 : calls[0], graphs[1] < 0 ? -1 : calls[1]];
 }
 
+/** The last of several calls, where it is not one more of the same module. */
+export function upTo(run: Run): string {
+  const [first, end] = [run.first.site, run.last.site].map((site) => site.split("@")[0]!) as [string, string];
+  return first === end ? "" : ` … ${last(end)}`;
+}
+
 export function last(site: string): string {
   return site.slice(site.lastIndexOf(".") + 1);
 }

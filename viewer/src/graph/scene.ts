@@ -4,7 +4,7 @@ import { together, type Metric } from "../colours";
 import { times } from "../data/numbers";
 import { OUTER, PHASES, PROGRAM, type Program } from "../data/program";
 import type { Item, Run, Tree } from "../data/items";
-import { last } from "../data/items";
+import { last, upTo } from "../data/items";
 
 /** So many boxes of one phase at once: a layout of these takes a tenth of a second. */
 export const WINDOW = 48;
@@ -129,7 +129,7 @@ function graphBox(tree: Tree, side: number, node: number, around: Item): Box {
 
 function callBox(program: Program, run: Run, phase: number, nodes: number[], around: Item): Box {
   const name = relative(run.first, around);
-  const title = run.times > 1 ? `${name} … ${last(run.last.site)}  × ${run.times}` : name;
+  const title = run.times > 1 ? `${name}${upTo(run)}  × ${run.times}` : name;
   const note = `${run.first.type} · ${times(nodes.filter((node) => program.isOperation(node)).length, "operation")}`;
   nodes.sort((a, b) => a - b);
   const id = `c${run.first.calls.join("_")}p${phase}`;

@@ -2,7 +2,7 @@
 
 import type { Metric } from "../colours";
 import type { Item, Run, Tree } from "../data/items";
-import { last } from "../data/items";
+import { upTo } from "../data/items";
 import { el } from "../dom";
 import { FONT, textWidth } from "../graph/layout";
 import { cellText, figuresOf, heatOf, type Figure } from "./columns";
@@ -225,7 +225,7 @@ export class TreeView {
   private named({ item, run }: Row): string {
     const around = item.parent?.site;
     const name = around && item.site.startsWith(`${around}.`) ? item.site.slice(around.length + 1) : item.name;
-    return run.times > 1 ? `${name} … ${last(run.last.site)}` : name;
+    return run.times > 1 ? `${name}${upTo(run)}` : name;
   }
 
   private clicked(at: number): void {

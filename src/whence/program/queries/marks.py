@@ -8,6 +8,7 @@ import torch
 from torch import fx
 
 from whence._torch.operators.schemas import draws
+from whence._torch.sizes.symbols import SYMBOLIC
 from whence.program.node_records import origin_of
 from whence.schema import Aspect, OutputKind, Phase
 
@@ -19,6 +20,9 @@ READS_NO_VALUE = frozenset(
     for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_zeros", "new_empty")
 )
 """Operators that read no value, but how large it is."""
+_READ_SIZES = frozenset(
+    getattr(torch.ops.aten, f"sym_{name}") for name in ("size", "stride", "numel", "storage_offset")
+)
 _SEED = torch.ops.aten.ones_like.default
 
 
@@ -41,10 +45,25 @@ def _loss(program: "Program") -> Iterator[fx.Node]:
     results = [program.node(row.node) for row in rows if row.node is not None]
     is_function = program.calls.entry == 0 and program.step is None
     models = leading_to(node for node in results if node not in losses) if is_function else frozenset()
-    for node in leading_to(losses) - models:
+    for node in leading_to(losses) - models - _sizes(program):
         outside = not origin_of(node).calls and origin_of(node).phase is Phase.FORWARD
         if node.op == "call_function" and (outside or node in losses):
             yield node
+
+
+def _sizes(program: "Program") -> Set[fx.Node]:
+    """Operations on sizes alone, which no number in a tensor goes into."""
+    found: set[fx.Node] = set()
+    for node in program.graph.nodes:
+        is_number = isinstance(node.meta.get("val"), (int, float, *SYMBOLIC))
+        reads_size = getattr(node.target, "overloadpacket", None) in _READ_SIZES
+        if (
+            node.op == "call_function"
+            and is_number
+            and (reads_size or found.issuperset(node.all_input_nodes))
+        ):
+            found.add(node)
+    return found
 
 
 def _losses(program: "Program") -> Iterator[fx.Node]:
