@@ -172,6 +172,7 @@ def test_what_a_scan_repeats_counts_as_often() -> None:
     assert cost.total.flops == {"forward": 5 * 2 * 54, "backward": 5 * 4 * 54} and cost.gaps == {}
     program = whence.capture(products, args, dynamic_shapes=(None, {0: rows}))
     assert program.cost(sizes={"rows": 7}).total.total_flops == 7 * 2 * 54
+    assert program.cost().formulas == {}
     assert program.memory().peak == (36 + 5 * 36) * 2 + 3 * 36
 
 
@@ -201,6 +202,35 @@ def test_open_sizes_are_those_that_are_given() -> None:
         masked.cost()
     with pytest.raises(whence.UsageError, match="is decided by data"):
         masked.memory()
+
+
+@pytest.mark.parametrize("name", ["llama", "bert"])
+def test_formulas_over_open_sizes_are_the_totals_at_any(name: str) -> None:
+    """Forward and backward, FLOPs and bytes; evaluated at sizes they are what is counted there."""
+    found = case(name)
+    model, args, kwargs = found.make()
+    free = {0: torch.export.Dim("batch", min=2), 1: torch.export.Dim("length", min=2, max=64)}
+    shapes = {key: free if isinstance(value, torch.Tensor) else None for key, value in kwargs.items()}
+    program = whence.capture(model, args, kwargs, backward=found.loss, dynamic_shapes=shapes)
+    formulas = program.cost().formulas
+    assert set(formulas) == {"forward FLOPs", "backward FLOPs", "bytes read", "bytes written"}
+    for sizes in ({"batch": 3, "length": 17}, {"batch": 5, "length": 64}):
+        total = program.cost(sizes=sizes).total
+        flops = {f"{phase} FLOPs": count for phase, count in total.flops.items()}
+        counted = {**flops, "bytes read": total.read, "bytes written": total.written}
+        assert {key: eval(formula, dict(sizes)) for key, formula in formulas.items()} == counted
+
+
+def test_formulas_are_only_there_where_all_is_known() -> None:
+    """None where no size is open; without totals to which something adds that has no formula."""
+    linear, rows = nn.Linear(4, 8), ({0: torch.export.Dim("rows", min=2)},)
+    assert whence.capture(linear, (X,)).cost().formulas == {}
+    cost = whence.capture(linear, (X,), dynamic_shapes=rows).cost()
+    assert cost.formulas["forward FLOPs"] == "64*rows"
+    assert "forward FLOPs: 64*rows" in str(cost)
+    spread = nn.ConvTranspose1d(4, 2, 3)
+    cost = whence.capture(lambda x: spread(x.T[None]), (X,), dynamic_shapes=rows).cost()
+    assert cost.total.total_flops and set(cost.formulas) == {"bytes read", "bytes written"}
 
 
 def test_time_is_that_of_a_roofline() -> None:

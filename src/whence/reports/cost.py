@@ -1,7 +1,7 @@
 """What the calls of a program cost: FLOPs, bytes moved, and the time that a device needs at least."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -12,13 +12,13 @@ from torch import Tensor, fx
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import op_name, traits
 from whence._torch.pytrees import tree_flatten
-from whence._torch.sizes.symbols import UnknownAtHand, names_of_sizes
+from whence._torch.sizes.symbols import UnknownAtHand, names_of_sizes, spelled_sum
 from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.devices import Device, device_of
-from whence.reports.flops import Flops, bytes_at, flops_of
+from whence.reports.flops import Flops, bytes_at, flops_of, open_bytes, open_flops
 from whence.reports.modules import calls_around
 from whence.reports.numbers import scaled
 from whence.reports.runs import held_graphs, is_branch, runs_of, trips_of
@@ -91,7 +91,9 @@ class Cost(OpensInNotebook):
 
     `gaps` names operators whose FLOPs nobody has a formula for, with how often they occur: they count as
     none. `beyond` are FLOPs by operator that PyTorch's own counter leaves out, and that are counted here.
-    `branches` says for each `cond` what its graphs take: the largest counts.
+    `branches` says for each `cond` what its graphs take: the largest counts. Where sizes are open, `formulas`
+    are the totals over their names, as Python source (`forward FLOPs`, `bytes read`, `bytes written`); those
+    are left out to which an operator without such a formula adds, or a graph inside.
     """
 
     rows: tuple[CallCost, ...]
@@ -100,6 +102,7 @@ class Cost(OpensInNotebook):
     beyond: Mapping[str, int]
     device: str | None = None
     branches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    formulas: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> CallCost:
@@ -114,7 +117,8 @@ class Cost(OpensInNotebook):
     def said(self) -> dict[str, Any]:
         """What is to be said of the numbers, as plain data."""
         branches = {name: dict(graphs) for name, graphs in self.branches.items()}
-        return {"gaps": dict(self.gaps), "beyond": dict(self.beyond), "branches": branches}
+        told = {"gaps": dict(self.gaps), "beyond": dict(self.beyond), "branches": branches}
+        return {**told, "formulas": dict(self.formulas)}
 
     def __repr__(self) -> str:
         moved = scaled(self.total.read + self.total.written)
@@ -133,6 +137,7 @@ class Cost(OpensInNotebook):
         """What is counted beyond PyTorch's counter, and what is not known."""
         beyond = ", ".join(f"{name} {scaled(count)}" for name, count in self.beyond.items())
         lines = [f"counted here, and not by torch.utils.flop_counter: {beyond}"] if beyond else []
+        lines += [f"{name}: {formula}" for name, formula in self.formulas.items()]
         for name, graphs in self.branches.items():
             told = ", ".join(f"{graph} {scaled(count)}FLOPs" for graph, count in graphs.items())
             lines.append(f"{name} takes one of its graphs, and the largest counts: {told}")
@@ -156,7 +161,8 @@ def cost_of(
         if cost.beyond and cost.taken:
             beyond[op_name(node.target)] += cost.beyond
     nodes, name = tuple(cost for _, cost in counting.nodes), found.name if found else None
-    return Cost(rows, nodes, counting.gaps, beyond, name, counting.branches)
+    formulas = _formulas(program, counting.nodes)
+    return Cost(rows, nodes, counting.gaps, beyond, name, counting.branches, formulas)
 
 
 @dataclass
@@ -217,6 +223,30 @@ class _Counting:
         for source, span in spans.items():
             if source.name != largest:
                 self.nodes[span] = [(each, replace(cost, taken=False)) for each, cost in self.nodes[span]]
+
+
+def _formulas(program: Program, nodes: Iterable[tuple[fx.Node, NodeCost]]) -> dict[str, str]:
+    """The totals over the names of open sizes, where there are any."""
+    terms: dict[str, Counter[Any]] = {}
+    unknown = set[str]()
+    is_open = False
+    for node, cost in nodes:
+        name, moves = f"{cost.phase} FLOPs", bool(cost.read or cost.written)
+        figures = {name: cost.flops, "bytes read": cost.read, "bytes written": cost.written}
+        values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
+        if any(map(names_of_sizes, tree_flatten(values)[0])):
+            is_open = True
+            written, *read = [open_bytes(value) if moves else 0 for value in values]
+            flops = open_flops(node) if cost.flops else 0
+            figures = {name: flops, "bytes read": sum(read), "bytes written": written}
+            unknown |= {name} if flops is None else set()
+        if node.graph is not program.graph:  # which may run as often as a size says
+            unknown |= set(figures)
+        for key, figure in figures.items():
+            terms.setdefault(key, Counter())[figure] += 1 if figure is not None else 0
+    return (
+        {name: spelled_sum(found) for name, found in terms.items() if name not in unknown} if is_open else {}
+    )
 
 
 def checked_sizes(program: Program, sizes: Mapping[str, int] | None) -> Mapping[str, int]:

@@ -20,7 +20,7 @@ from whence._torch.operators.schemas import is_composite, op_name
 from whence._torch.pytrees import tree_flatten, tree_unflatten
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.sizes.numbers import OF_DECISIONS
-from whence._torch.sizes.symbols import SYMBOLIC, size_at
+from whence._torch.sizes.symbols import SYMBOLIC, open_shape, size_at
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.dependence.asking import Failed, attempt
 
@@ -47,34 +47,34 @@ class Flops:
     gap: str | None = None
 
 
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+    return sdpa_flop_count(query, key, value)
 
 
-def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_backward_flop_count(gradient, query, key, value))
+def _attention_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> Any:
+    return sdpa_backward_flop_count(gradient, query, key, value)
 
 
-def _matrix_vector(matrix: Any, *_: Any, **__: Any) -> int:
-    return int(2 * matrix[0] * matrix[1])
+def _matrix_vector(matrix: Any, *_: Any, **__: Any) -> Any:
+    return 2 * matrix[0] * matrix[1]
 
 
-def _inner(left: Any, *_: Any, **__: Any) -> int:
-    return int(2 * left[0])
+def _inner(left: Any, *_: Any, **__: Any) -> Any:
+    return 2 * left[0]
 
 
-def _grouped(left: Any, right: Any, *_: Any, **__: Any) -> int:
+def _grouped(left: Any, right: Any, *_: Any, **__: Any) -> Any:
     """Groups of rows, columns or of what is added up; as many products where both have such a dimension."""
     groups = left[0] if len(left) == len(right) == 3 else 1
-    return int(2 * groups * left[-2] * left[-1] * right[-1])
+    return 2 * groups * left[-2] * left[-1] * right[-1]
 
 
-def _grouped_backward(*shapes: Any, **__: Any) -> int:
+def _grouped_backward(*shapes: Any, **__: Any) -> Any:
     return 2 * _grouped(*shapes)
 
 
 _ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu
-_OWN: Mapping[Any, Callable[..., int]] = {
+_OWN: Mapping[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention: _attention,
     _ON_CPU: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
@@ -85,11 +85,18 @@ _OWN: Mapping[Any, Callable[..., int]] = {
     aten._grouped_mm: _grouped,
 }
 """Formulas over shapes, as those of PyTorch's registry are."""
-_OF_LIBRARIES: Mapping[str, Callable[..., int]] = {
+_OF_LIBRARIES: Mapping[str, Callable[..., Any]] = {
     "transformers.grouped_mm_fallback": _grouped,
     "transformers.grouped_mm_fallback_backward": _grouped_backward,
 }
 """The same for operators that are there only where a library is, by name."""
+
+
+_MADE_OF_PRODUCTS: Mapping[Any, Callable[..., Any]] = {
+    **dict.fromkeys((aten.linear, aten.matmul), lambda left, *_, **__: left[-1]),
+    **dict.fromkeys((aten.conv1d, aten.conv2d, aten.conv3d), lambda _, weight, *__: prod(weight[1:])),
+}
+"""Composites of which each element of the result is a sum of so many products."""
 
 
 def flops_of(node: fx.Node, sizes: Sizes, known: dict[Any, Flops]) -> Flops:
@@ -108,7 +115,7 @@ def _has_own(target: Any) -> bool:
     return _own(getattr(target, "overloadpacket", target)) is not None or is_composite(target)
 
 
-def _own(packet: Any) -> Callable[..., int] | None:
+def _own(packet: Any) -> Callable[..., Any] | None:
     return _OWN.get(packet) or _OF_LIBRARIES.get(str(packet))
 
 
@@ -134,7 +141,7 @@ def _flops(node: fx.Node, sizes: Sizes) -> Flops:
         result = _without_memory(node.meta.get("val"), sizes)
         found = attempt(lambda: Flops(int(flop_registry[packet](*args, **kwargs, out_val=result))))
     elif own is not None:
-        found = attempt(lambda: _counted(packet, own(*_shapes(args))))
+        found = attempt(lambda: _counted(packet, int(own(*_shapes(args)))))
     else:
         found = attempt(lambda: _of_decomposition(node.target, args, kwargs))
     return Flops(gap=str(found.error)) if isinstance(found, Failed) else found
@@ -168,6 +175,29 @@ def _of_decomposition(target: Any, args: Any, kwargs: Any) -> Flops:
         target(*args, **kwargs)
     counts = counter.get_flop_counts().get("Global", {})
     return Flops(int(sum(counts.values())), beyond=int(sum(counts.get(packet, 0) for packet in own)))
+
+
+def open_flops(node: fx.Node) -> Any:
+    """The FLOPs of a node over the names of its open sizes; None where no formula says them."""
+    packet = getattr(node.target, "overloadpacket", node.target)
+    given: Any = fx.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
+    leaves, spec = tree_flatten((*given, node.meta.get("val")))
+    shapes = [open_shape(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+    args, kwargs, result = tree_unflatten(shapes, spec)
+    if packet in flop_registry:
+        found = attempt(lambda: flop_registry[packet](*args, **kwargs, out_val=result))
+    elif packet in _MADE_OF_PRODUCTS:
+        found = attempt(lambda: 2 * prod(result) * _MADE_OF_PRODUCTS[packet](*args))
+    else:
+        own = _own(packet)
+        found = None if own is None else attempt(lambda: own(*args))
+    return None if isinstance(found, Failed) else found
+
+
+def open_bytes(value: Any) -> Any:
+    """The bytes of tensors over the names of their open sizes."""
+    tensors = (leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor))
+    return sum(prod(open_shape(tensor)) * tensor.dtype.itemsize for tensor in tensors)
 
 
 def _given(node: fx.Node, sizes: Sizes) -> tuple[Any, Any]:

@@ -109,7 +109,7 @@ def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:
     """Whether sizes of two environments are the same, where some, by name, are these numbers."""
     numbers = {sympy.Symbol(name, integer=True): number for name, number in at.items()}
     try:
-        found, other = (_over_names(size).xreplace(numbers) for size in (left, right))
+        found, other = (over_names(size).xreplace(numbers) for size in (left, right))
         return bool(found == other or sympy.expand(found - other) == 0)
     except (ArithmeticError, TypeError):  # divided by 0, or yes and no
         return False
@@ -118,17 +118,22 @@ def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:
 def number_at(size: Any, at: Mapping[str, int]) -> int | None:
     """What a size is where some, by name, are these numbers; None where others count, too."""
     numbers = {sympy.Symbol(name, integer=True): sympy.Integer(number) for name, number in at.items()}
-    found = _over_names(size).xreplace(numbers)
+    found = over_names(size).xreplace(numbers)
     return int(found) if found.is_number else None
 
 
-def _over_names(size: Any) -> Any:
+def over_names(size: Any) -> Any:
     """A size over symbols that are called as sizes are."""
     if not hasattr(size, "node"):
         return sympy.sympify(size)
     names, found = size.node.shape_env.names, size.node.expr
     symbols = {each: sympy.Symbol(names.get(each, str(each)), integer=True) for each in found.free_symbols}
     return found.xreplace(symbols)
+
+
+def spelled_sum(terms: Mapping[Any, int]) -> str:
+    """The sum of expressions, each with how often it occurs, as Python source."""
+    return spell(sympy.expand(sympy.Add(*(term * count for term, count in terms.items()))), {})
 
 
 def spell(found: Any, names: Mapping[Any, str]) -> str:

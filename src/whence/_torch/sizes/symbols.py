@@ -173,6 +173,18 @@ def size_at(size: Any, at: Mapping[str, int]) -> int | float:
     return found  # type: ignore[no-any-return]
 
 
+def open_shape(tensor: Tensor) -> tuple[Any, ...]:
+    """The sizes of a tensor: numbers, and expressions over the names of open ones."""
+    return tuple(
+        _expressions().over_names(size) if isinstance(size, SYMBOLIC) else size for size in tensor.shape
+    )
+
+
+def spelled_sum(terms: Mapping[Any, int]) -> str:
+    """The sum of numbers and such expressions, each with how often it occurs, as Python source."""
+    return _expressions().spelled_sum(terms)  # type: ignore[no-any-return]
+
+
 class UnknownAtHand(LookupError):
     """A size that is not known before the program runs; its message is the size's name."""
 
