@@ -126,6 +126,28 @@ def test_what_an_optimizer_computes_counts_for_the_module_that_it_updates() -> N
     assert cost.total.flops["optimizer"] == iteration + by_path["1"]
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", [*MODELS, "unet"])
+def test_flops_of_a_whole_step_are_those_of_the_flop_counter(name: str) -> None:
+    """The optimizer multiplies, too."""
+    found = case(name)
+    model, args, kwargs = found.make()
+    optimizer = torch.optim.Muon([held for held in model.parameters() if held.ndim == 2])
+
+    def step(args: Any, kwargs: Any) -> None:
+        optimizer.zero_grad()
+        found.loss(model(*args, **kwargs)).backward()
+        optimizer.step()
+
+    cost = whence.capture_step(step, (args, kwargs), model=model, optimizer=optimizer).cost()
+    step(args, kwargs)
+    with FlopCounterMode(display=False) as counter:
+        step(args, kwargs)
+    assert cost.total.total_flops - sum(cost.beyond.values()) == counter.get_total_flops()
+    assert cost.gaps == {} and cost.total.flops["optimizer"] > 0
+    assert cost.total.total_flops == sum(node.flops for node in cost.nodes)
+
+
 def test_what_has_no_formula_is_a_gap() -> None:
     """Named with how often it occurs; it counts as none."""
     cost = whence.capture(lambda x: torch.linalg.inv(x.T @ x), (X,)).cost()
