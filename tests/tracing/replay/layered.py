@@ -345,7 +345,7 @@ class Drops(Block):
 
 
 class Turned(Block):
-    """Hands on another layer's result with its rows as columns, so that gradients arrive there in that layout."""
+    """Hands on another layer's result with rows as columns, so that gradients arrive there in that layout."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from whence._torch.files import WHENCE, is_library
-from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
+from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
 from whence._torch.record.recorder import FakeTensor
 from whence.dependence.code import (
