@@ -6,7 +6,7 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whence._torch.autograd.nodes import below_autograd
@@ -24,6 +24,7 @@ from whence.hierarchy.run.differentiable import laid_out
 from whence.hierarchy.value_shapes import described
 from whence.program import Program
 from whence.program.arguments.fitting import other_autocast
+from whence.program.arguments.host_state import HostPlace
 from whence.program.arguments.optimizer_arguments import Step
 from whence.program.arguments.variants import alone
 from whence.program.state import with_state
@@ -253,9 +254,7 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
     if any(place.is_lost for place in step.places):
         what = "the step changes objects of Python's that are not in a file"
         found.append(Fault(what, remedy="capture the step where they are"))
-    own = {id(own_attributes(module)) for _, module in subject.named_modules()}
-    of_modules = (row for row in step.places if row.is_of_module and row.owner is None)
-    if theirs := [row.path for row in of_modules if id(row.holder) not in own]:
+    if theirs := [row.path for row in _of_another_model(program, step, subject)]:
         what = f"the step changes {', '.join(theirs)} of the captured model, and this is another one"
         found.append(Fault(what, remedy="bind the captured model, or capture the step of this one"))
     for call in step.calls:
@@ -271,6 +270,15 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
     elif isinstance(optimizer, Optimizer | Optimizers):
         found += _other_optimizer(program, subject, optimizer)
     return found
+
+
+def _of_another_model(program: Program, step: Step, subject: Subject) -> Iterator[HostPlace]:
+    """What the step changes in modules of the captured model, where this is another one."""
+    captured = None if program.guards.of is None else program.guards.of.target()
+    modules = captured.modules() if isinstance(captured, nn.Module) else ()
+    own = {id(module) for _, module in subject.named_modules()}
+    theirs = {id(own_attributes(module)) for module in modules if id(module) not in own}
+    return (place for place in step.places if id(place.holder) in theirs)
 
 
 def _changing(program: Program) -> Iterator[str]:

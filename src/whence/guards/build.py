@@ -169,7 +169,7 @@ def guards_of(program: Program, observed: Observed, made: Sequence[Tensor] = ())
     lasting = managed_parameters(module for _, module in observed.modules)
     registered = _registered(observed) | set(map(id, made))
     describer = Describer(numbers, lasting, registered, observed.named, _laid_out(program))
-    builder = _Builder(describer)
+    builder = _Builder(describer, frozenset(map(id, observed.objects)))
     reads: dict[int, list[Read]] = {}
     for read in observed.reads:
         reads.setdefault(id(read.holder), []).append(read)
@@ -238,6 +238,7 @@ class _Builder:
     """Writes the guards of one holder after another."""
 
     describer: Describer
+    objects: frozenset[int]
     rows: list[Guard] = field(default_factory=list)
     _classes: set[tuple[type, str]] = field(default_factory=set)
 
@@ -308,8 +309,7 @@ class _Builder:
             if read.is_held and held[name] is read.value:  # otherwise the run itself wrote it first
                 self._found(_kind_of(read.value), row, read, read.value)
         elif (table := _table_of(held, name)) is not None:
-            if table != "_modules" or held[table][name] is None:
-                self._found(_TABLES[table], row, read, held[table][name])
+            self._member(row, read, table, held[table][name])
         else:
             self._of_class(row, read, name)
 
@@ -320,8 +320,13 @@ class _Builder:
         self.rows.append(
             Guard(GuardKind.STRUCTURE, what, expected, _IN_ORDER, read.name, *_placed(row, read))
         )
-        for name, value in table.items() if read.name != "_modules" else ():
-            self._found(_TABLES[read.name], row, read._replace(name=name), value)
+        for name, value in table.items():
+            self._member(row, read._replace(name=name), read.name, value)
+
+    def _member(self, row: Located, read: Read, table: str, value: Any) -> None:
+        """A tensor or a module that a module holds; modules of the hierarchy have guards of their own."""
+        if table != "_modules" or value is None or id(value) in self.objects:
+            self._found(_TABLES[table], row, read, value)
 
     def _of_class(self, row: Located, read: Read, name: str, base: type | None = None) -> None:
         """An attribute that the class (or a base of it) has, guarded once for all instances."""

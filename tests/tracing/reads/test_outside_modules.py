@@ -1,6 +1,7 @@
 """A module that code names, and the model does not hold, decides by all that it is made of."""
 
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -93,7 +94,48 @@ def model(held: SimpleNamespace) -> nn.Module:
 KINDS: tuple[Callable[[SimpleNamespace], Any], ...] = (function, model)
 
 
-@pytest.mark.parametrize("made", KINDS)
+class Holder(nn.Module):
+    """Keeps something that is called, and is no module of its own."""
+
+    def __init__(self, held: Any, call: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.held = held
+        self.linear, self.call = nn.Linear(3, 3), call
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What is kept, then a layer."""
+        return self.linear(self.call(self.held, x))
+
+
+def in_list(held: SimpleNamespace) -> nn.Module:
+    """No `ModuleList`."""
+    return Holder([held.head], lambda kept, x: kept[0](x))
+
+
+def in_dictionary(held: SimpleNamespace) -> nn.Module:
+    """No `ModuleDict`."""
+    return Holder({"head": held.head}, lambda kept, x: kept["head"](x))
+
+
+def in_tuple_of_object(held: SimpleNamespace) -> nn.Module:
+    """An object of the user's."""
+    return Holder(SimpleNamespace(heads=(held.head,)), lambda kept, x: kept.heads[0](x))
+
+
+def in_partial(held: SimpleNamespace) -> nn.Module:
+    """A function that has it as an argument."""
+    return Holder(partial(lambda head, x: head(x), held.head), lambda kept, x: kept(x))
+
+
+def behind_method(held: SimpleNamespace) -> nn.Module:
+    """Its `__call__`."""
+    return Holder(held.head.__call__, lambda kept, x: kept(x))
+
+
+HELD = (*KINDS, in_list, in_dictionary, in_tuple_of_object, in_partial, behind_method)
+
+
+@pytest.mark.parametrize("made", HELD)
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_has_changed_is_found(made: Callable[[SimpleNamespace], Any], change: Change) -> None:
     """Where the program would compute what the module computed before."""
@@ -115,7 +157,7 @@ def test_another_module_is_found(made: Callable[[SimpleNamespace], Any]) -> None
     assert any("head" in str(violation) for violation in program.check(subject, (x,)))
 
 
-@pytest.mark.parametrize("made", KINDS)
+@pytest.mark.parametrize("made", HELD)
 @pytest.mark.parametrize("change", SAME.values(), ids=SAME)
 def test_what_a_program_follows_is_no_change(made: Callable[[SimpleNamespace], Any], change: Change) -> None:
     """The program reads the module's own tensors."""

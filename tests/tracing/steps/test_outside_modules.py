@@ -115,3 +115,29 @@ def test_another_layer_runs_in_a_bound_forward() -> None:
     run(x)
     model[0] = nn.Linear(4, 3)
     assert torch.equal(run(x), model(x))
+
+
+class Lit(nn.Module):
+    """A module that holds the model, and the step with what it counts."""
+
+    def __init__(self, net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__()
+        self.net, self.optimizer, self.steps = net, optimizer, 0
+
+    def training_step(self, x: Tensor) -> Tensor:
+        """One step."""
+        self.steps += 1
+        self.optimizer.zero_grad()
+        loss = self.net(x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def test_a_step_of_another_module_than_the_model() -> None:
+    """The model is a part of it."""
+    lit = Lit(*small())
+    program = whence.capture_step(lit.training_step, (batch(),), model=lit.net, optimizer=lit.optimizer)
+    run = program.bind(lit.net, lit.optimizer)
+    run(batch()), run(batch())
+    assert lit.steps == 2

@@ -7,6 +7,7 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
+from functools import partial
 from pathlib import PurePath
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from whence._torch.observe.hooks import HOOK_KINDS
 from whence._torch.observe.scripted import is_script_object
 from whence._torch.plain_values import PLAIN
 from whence._torch.refusals import object_used
+from whence.dependence.code import behind
 from whence.dependence.snapshots import ATTRIBUTES, CONTAINER, Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
@@ -235,6 +237,8 @@ class Reads:
                 waiting += _contents(found)
             elif kind is MethodType:
                 waiting.append(found.__self__)
+            elif kind is partial:
+                waiting += behind(found)
             elif issubclass(kind, nn.Module) or self.observer.observe_class_of(found):
                 self._known.add(id(found))
                 self._objects.append(found)
