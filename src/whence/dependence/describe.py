@@ -34,6 +34,10 @@ CALLED = (*_FUNCTIONS, types.MethodType, functools.partial)
 """What functions are found behind."""
 
 
+HELD_BY_CLASSES = (property, classmethod, staticmethod, functools.partialmethod)
+"""What a class holds around what it calls."""
+
+
 class Describer:
     """Describes the values of one capture: holders and tensors keep their numbers.
 
@@ -98,6 +102,8 @@ class Describer:
             return Items(type(value), tuple(map(self.describe, value)))
         if isinstance(value, types.SimpleNamespace):
             return Entries(type(value), tuple(vars(value)), tuple(map(self.describe, vars(value).values())))
+        if isinstance(value, HELD_BY_CLASSES):
+            return Items(type(value), (self.describe(inside_of_class(value)),))
         if isinstance(value, weakref.ref):
             return Items(weakref.ref, ())  # what it leads to is somebody else's, and looked at there
         if isinstance(value, set | frozenset) and all(map(is_solid, value)):
@@ -138,6 +144,13 @@ def shown(value: object) -> str:
 def itself(value: Any) -> Any:
     """What it is given."""
     return value
+
+
+def inside_of_class(held: Any) -> Any:
+    """What is called of what a class holds, with the arguments that it fixes."""
+    if isinstance(held, functools.partialmethod):
+        return functools.partial(held.func, *held.args, **held.keywords)
+    return held.fget if isinstance(held, property) else held.__func__
 
 
 def code_of(function: Any) -> object:

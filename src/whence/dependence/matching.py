@@ -14,7 +14,15 @@ from torch import Tensor, nn
 from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.subclasses.fully_sharded import is_distributed_class
 from whence._torch.subclasses.wrapper_subclasses import is_composed
-from whence.dependence.describe import closure_of, code_of, expected_tensor, function_of, shown
+from whence.dependence.describe import (
+    HELD_BY_CLASSES,
+    closure_of,
+    code_of,
+    expected_tensor,
+    function_of,
+    inside_of_class,
+    shown,
+)
 from whence.dependence.lookup import NOTHING, same_class
 from whence.dependence.values import content_of, is_constant, is_solid
 from whence.program.arguments.open_sizes import SizeRule
@@ -164,6 +172,8 @@ def _held_difference(number: int, kind: type, value: Any, walk: Walk) -> str | N
 
 
 def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk: Walk) -> str | None:
+    if type(value) is kind and isinstance(value, HELD_BY_CLASSES):
+        return None if difference(items[0], inside_of_class(value), walk) is None else _shown(value)
     if type(value) is not kind or not isinstance(value, list | tuple | deque | weakref.ref):
         return _shown(value)
     held = [] if isinstance(value, weakref.ref) else list(iter(value))  # its class may have no length

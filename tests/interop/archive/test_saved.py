@@ -188,7 +188,12 @@ class Options:
         self.scale = scale
 
     def scaled(self, loss: Tensor) -> Tensor:
-        return loss * self.scale
+        return loss * self.scale * self.factor
+
+    @property
+    def factor(self) -> float:
+        """Of all."""
+        return 1.0
 
 
 class KeptAs(Enum):
@@ -229,6 +234,7 @@ AROUND: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "global FACTOR": lambda patch: patch.setattr(sys.modules[__name__], "FACTOR", 2.0),
     "OPTIONS.scale": lambda patch: patch.setattr(sys.modules[__name__], "OPTIONS", Options(2.0)),
     "Options.scaled": lambda patch: patch.setattr(Options, "scaled", lambda _, loss: loss * 2.0),
+    "Options.factor": lambda patch: patch.setattr(Options, "factor", property(lambda _: 2.0)),
     "the keys of global TABLE": lambda patch: patch.setitem(TABLE, "other", 1.0),
     "global TABLE['more']": lambda patch: patch.setitem(TABLE, "more", [1.0, 2.0]),
     "global TABLE[<KeptAs.SHIFT: 1>]": lambda patch: patch.setitem(TABLE, KeptAs.SHIFT, 1.0),

@@ -82,7 +82,7 @@ class ExpectedFunction:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list, tuple, deque or weak reference, and what it holds."""
+    """A list, tuple, deque, weak reference, property or method of a class, and what it holds."""
 
     type: type
     items: tuple["Expectation", ...]
