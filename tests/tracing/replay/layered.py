@@ -345,7 +345,7 @@ class Drops(Block):
 
 
 class Turned(Block):
-    """Hands on another layer's result with rows as columns, so that gradients arrive there in that layout."""
+    """Hands on the rows of another layer as columns, so that gradients arrive there in that layout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -354,6 +354,33 @@ class Turned(Block):
     def forward(self, x: Tensor) -> Any:
         """A layer inside, and what mixes what comes of it."""
         return self.mix(self.first(x).transpose(0, 1)).transpose(0, 1).contiguous()
+
+
+class Looks(Block):
+    """A layer that looks at a memory through another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.through = Block()
+
+    def forward(self, x: Tensor, memory: Tensor | None = None) -> Any:
+        """The memory is read twice."""
+        return self.mix(x + self.through(memory))
+
+
+class LookingStack(Stack):
+    """Layers that look at one memory, which another layer has made."""
+
+    def __init__(self, *blocks: nn.Module) -> None:
+        super().__init__(*blocks)
+        self.first = Block()
+
+    def forward(self, x: Tensor) -> Any:
+        """Its gradients are added up, one by one."""
+        memory = self.first(x)
+        for block in self.blocks:
+            x = block(x, memory)
+        return x
 
 
 class Twofold(Block):

@@ -1,6 +1,6 @@
 """Put in the place of every stand-in what it stands for."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from operator import is_not
 from typing import Any
@@ -22,7 +22,7 @@ from whence.tracing.attribution.gradient_edges import GradientSums
 from whence.tracing.log.events import Gave, LayoutRead, Took
 from whence.tracing.log.log import Log
 from whence.tracing.replay.objections import Doubt
-from whence.tracing.replay.records.links import Link, Links, adjoints_of, instead_of, links_of, settled
+from whence.tracing.replay.records.links import Link, Links, adjoints_of, links_of, settled
 from whence.tracing.replay.records.recipes import Recipe, RecipeRun, RecipeWriter, Section, Written
 from whence.tracing.replay.records.records import Records
 from whence.tracing.replay.records.template import Application, Differentiated, Rehearsal, Template
@@ -332,19 +332,8 @@ class _Expansion:
             table[written[value]] = inner
         for slot, item in items.items():
             whole = slot[0] in backward.whole
-            links = _links_in(rehearsal, slot, whole=whole)
-            links = self._settled(rehearsal, links) if whole else links
-            self.instead[item] = (application.scopes, [link.moved(written, offset) for link in links])
-
-    def _settled(self, rehearsal: Rehearsal, links: Sequence[Link]) -> list[Link]:
-        """Links without those to what stood, where the gradients were rehearsed, for others."""
-        stood = dict(zip(_read_by(rehearsal.border), rehearsal.read, strict=True))
-        recorded = [(link, link._replace(node=stood[link.node])) for link in links]
-        return [
-            new
-            for link, before in recorded
-            for new in (instead_of(before, self.instead) if before.node in self.instead else [link])
-        ]
+            links = [link.moved(written, offset) for link in _links_in(rehearsal, slot, whole=whole)]
+            self.instead[item] = (application.scopes, links)
 
 
 def _links_outside(application: Application, position: int, gradients: GradientSums) -> list[Link]:

@@ -39,11 +39,11 @@ def links_of(keys: Mapping[fx.Node, tuple[int, ...]], gradients: GradientSums) -
 def settled(table: Links, instead: Instead) -> Links:
     """A table without links to what stood for others."""
     return {
-        value: [new for link in links for new in instead_of(link, instead)] for value, links in table.items()
+        value: [new for link in links for new in _instead(link, instead)] for value, links in table.items()
     }
 
 
-def instead_of(link: Link, instead: Instead) -> list[Link]:
+def _instead(link: Link, instead: Instead) -> list[Link]:
     """What stands for a link to the backward of a replayed call; others may have been handed its result."""
     if link.node not in instead:
         return [link]

@@ -41,6 +41,8 @@ def rehearsed(
         pairs = [(output, *twin) for output, twin in zip(outputs, twins, strict=True) if twin is not None]
         roots = [(gradient_key(output), node) for output, node, _ in pairs]
         recording.run.running.pass_begins([key for key, _ in roots])
+        # what is replayed inside hands each of its gradients on by itself: an input may hold one already
+        recording.run.running.arrived.update(filter(None, map(gradient_key, inputs)))
         given, gradients = [output for output, _, _ in pairs], [twin for _, _, twin in pairs]
         run_part_of_backward(given, inputs, gradients, recording.passes, since=template.moment)
         followed = follow(log, roots, 0)
