@@ -10,11 +10,12 @@ from whence._torch.record.annotations import said_of
 from whence.program import Program
 from whence.program.queries.marks import marked
 from whence.program.signature import Input, describe
-from whence.reports.cost import checked_sizes, data_named
+from whence.reports.cost import NodeCost, checked_sizes, data_named
 from whence.reports.devices import Device
 from whence.reports.memory import Storages
 from whence.reports.plain import plain
 from whence.reports.report import plain_row, report_of
+from whence.reports.runs import held_graphs
 from whence.schema import Aspect, InputKind
 
 INSIDE = "/"
@@ -30,23 +31,23 @@ def figures_of(
     """`program` is `to_dict`, `rows` are those of `report`; `costs`, `made`, `bases`, `values` are by node.
 
     A node of a nested graph is called by the nodes that hold it and its own name (`INSIDE`): names are unique
-    only in one graph. `made` says what a node makes, in the words of `diff`. `bases` are the nodes in whose
-    memory the value of another lies. `chosen` is what `select` reads besides origins. Raises `SelectionError`
-    for values of nodes that there are not, and what `report` raises.
+    only in one graph. `inside` says for a node what the graphs take that it runs, `made` what a node makes,
+    in the words of `diff`. `bases` are the nodes in whose memory the value of another lies. `chosen` is what
+    `select` reads besides origins. Raises `SelectionError` for values of nodes that there are not, and what
+    `report` raises.
     """
     for name in values or ():
         program.node(name)
     report = report_of(program, device=device, sizes=sizes)
     nodes = dict(_named(program.graph_module))
     operations = (name for name, node in nodes.items() if node.op == "call_function")
+    costs = dict(zip(operations, report.cost.nodes, strict=True))
     return {
         "program": plain(program),
         "rows": [plain_row(row) for row in report.rows],
         "device": report.cost.device,
-        "costs": {
-            name: [cost.flops, cost.read, cost.written, cost.seconds]
-            for name, cost in zip(operations, report.cost.nodes, strict=True)
-        },
+        "costs": {name: _figures(cost) for name, cost in costs.items()},
+        "inside": _inside(program, costs),
         "notes": report.cost.notes(),
         "memory": report.memory.to_dict(),
         "made": {name: describe(node.meta.get("val")) for name, node in nodes.items() if node.op != "output"},
@@ -54,6 +55,20 @@ def figures_of(
         "values": None if values is None else {name: float(value) for name, value in values.items()},
         "chosen": _chosen(program),
     }
+
+
+def _figures(cost: NodeCost) -> list[float]:
+    return [cost.flops, cost.read, cost.written, cost.seconds]
+
+
+def _inside(program: Program, costs: Mapping[str, NodeCost]) -> dict[str, list[float]]:
+    """What the graphs take that a node runs, for those who show none of their nodes."""
+    found = {}
+    for node in program.graph.nodes:
+        if starts := tuple(f"{source.name}{INSIDE}" for source, _ in held_graphs(node)):
+            rows = [_figures(cost) for name, cost in costs.items() if cost.taken and name.startswith(starts)]
+            found[node.name] = [sum(column) for column in zip(*rows, strict=True)]
+    return found
 
 
 def _named(module: fx.GraphModule, around: str = "") -> Iterator[tuple[str, fx.Node]]:

@@ -8,10 +8,28 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+import torch
+from torch._higher_order_ops.scan import scan
 
 import whence
 from tests.models import case
 from tests.viewer.reading import program_of
+
+
+def test_what_a_scan_repeats_takes_its_time() -> None:
+    """In the one event of the node that runs the graph; a branch that does not count takes none."""
+
+    def products(first: torch.Tensor, rows: torch.Tensor) -> Any:
+        found = scan(lambda carry, row: (carry @ row, row.sin()), first, rows)[1]
+        return torch.cond(first.sum() > 0, lambda x: x @ x, lambda x: x.sin(), (found,))
+
+    program = whence.capture(products, (torch.randn(3, 3), torch.randn(5, 3, 3)))
+    events = json.loads(program.to_text("trace", "a100"))["traceEvents"]
+    total = program.cost("a100").total
+    operations = [event for event in events if event["ph"] == "X"]
+    assert sum(event["dur"] for event in operations) == pytest.approx((total.seconds or 0) * 1e6, abs=1e-3)
+    flops = {event["args"]["node"]: event["args"]["flops"] for event in operations}
+    assert flops["scan"] == flops["cond"] == 5 * 54 and sum(flops.values()) == total.total_flops
 
 
 def test_operations_lie_in_their_calls() -> None:

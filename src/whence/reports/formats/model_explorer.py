@@ -6,7 +6,7 @@ https://github.com/google-ai-edge/model-explorer
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Row, reads, short
+from whence.reports.formats.nodes import CallsAround, Row, cost_with_inside, reads, short
 from whence.reports.numbers import scaled
 
 SLASH = "\u2215"
@@ -26,7 +26,7 @@ def model_explorer(figures: Row) -> dict[str, Any]:
                 "id": node["name"],
                 "label": inputs[node["name"]]["path"] if node["name"] in inputs else short(node["target"]),
                 "namespace": _namespace(node, sites, inputs),
-                "attrs": list(_attributes(node, figures["costs"], kept)),
+                "attrs": list(_attributes(node, figures, kept)),
                 "incomingEdges": [
                     {"sourceNodeId": name, "sourceNodeOutputId": "0", "targetNodeInputId": str(at)}
                     for at, name in enumerate(reads(node))
@@ -58,7 +58,7 @@ def _attribute(key: str, value: Any) -> dict[str, Any]:
     return {"key": key, "value": value if isinstance(value, dict) else str(value)}
 
 
-def _attributes(node: Row, costs: Mapping[str, Any], kept: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+def _attributes(node: Row, figures: Row, kept: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     origin = node["origin"]
     yield _attribute("operator", node["target"])
     yield _attribute("origin", f"{origin['quality']}, {' + '.join(origin['calls']) or 'outside any module'}")
@@ -66,8 +66,8 @@ def _attributes(node: Row, costs: Mapping[str, Any], kept: Mapping[str, int]) ->
         yield _attribute("line", origin["source"])
     if origin["forward"]:
         yield _attribute("forward", {"type": "node_ids", "nodeIds": [origin["forward"]]})
-    if node["name"] in costs:
-        flops, read, written, _ = costs[node["name"]]
+    if node["name"] in figures["costs"]:
+        flops, read, written, _ = cost_with_inside(node, figures)
         yield _attribute("FLOPs", _figure(flops))
         yield _attribute("bytes moved", _figure(read + written))
     if node["name"] in kept:

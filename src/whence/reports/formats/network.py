@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Row, reads
+from whence.reports.formats.nodes import CallsAround, Row, cost_with_inside, reads
 
 
 def network(figures: Row) -> Any:
@@ -21,7 +21,7 @@ def network(figures: Row) -> Any:
 
 def _known(node: Row, figures: Row, sites: CallsAround, kinds: Row) -> dict[str, Any]:
     origin, chain = node["origin"], sites.chain(node)
-    flops, read, written, _ = figures["costs"].get(node["name"], (0, 0, 0, 0.0))
+    flops, read, written, _ = cost_with_inside(node, figures)
     found = {
         "op": node["op"],
         "target": node["target"],

@@ -21,6 +21,14 @@ def _names(value: Any) -> Iterator[str]:
         yield from (name for held in value for name in _names(held))
 
 
+def cost_with_inside(node: Row, figures: Row) -> list[float]:
+    """FLOPs, bytes read and written, and seconds of a node, with the graphs that it runs."""
+    found: list[float] = figures["inside"].get(node["name"]) or figures["costs"].get(
+        node["name"], [0, 0, 0, 0.0]
+    )
+    return found
+
+
 def short(target: str) -> str:
     """An operator without what most of them share: `mm` for `aten.mm.default`."""
     return target.removeprefix("aten.").removesuffix(".default")

@@ -6,7 +6,7 @@ https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 from collections.abc import Iterator
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Row, short
+from whence.reports.formats.nodes import CallsAround, Row, cost_with_inside, short
 
 _NANO = 1e9
 _PROCESS, _TRACK = 1, 1
@@ -52,7 +52,7 @@ def _events(figures: Row) -> Iterator[dict[str, Any]]:
         for call, of in around[len(open_calls) :]:
             open_calls.append((call, of))
             yield _event("B", CallsAround.label(call), now, cat=f"call,{of}")
-        flops, read, written, seconds = figures["costs"].get(node["name"], (0, 0, 0, 0.0))
+        flops, read, written, seconds = cost_with_inside(node, figures)
         told = {
             "node": node["name"],
             "line": origin["source"],
