@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from itertools import accumulate, groupby
 from typing import Any
 
@@ -168,6 +169,25 @@ def test_peak_of_a_step_with_its_optimizer(name: str) -> None:
     model.zero_grad()
     held = [*_given(model, args, kwargs), *_given(nn.Module(), (), optimizer.state_dict()["state"])]
     assert memory.peak == pytest.approx(_profiled(lambda: step(args, kwargs), held), rel=0.02)
+
+
+@pytest.mark.parametrize("kind", [partial(torch.optim.SGD, momentum=0.9), torch.optim.AdamW])
+def test_peak_of_a_step_that_accumulates(kind: Callable[..., Any]) -> None:
+    """Gradients are added in place to those that are there, and stay while the optimizer runs."""
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8))
+    x, optimizer = torch.randn(12, 64), kind(model.parameters())
+
+    def step(x: Tensor) -> None:
+        for part in x.chunk(3):
+            model(part).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    memory = whence.capture_step(step, (x,), model=model, optimizer=optimizer).memory()
+    step(x)
+    held = [*_given(model, (x,), {}), *_given(nn.Module(), (), optimizer.state_dict()["state"])]
+    assert memory.peak == pytest.approx(_profiled(lambda: step(x), held), rel=0.005)
+    assert memory.parts["gradients"] == memory.parts["parameters"]
 
 
 def test_producer_and_consumer_are_named() -> None:

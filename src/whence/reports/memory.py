@@ -154,8 +154,8 @@ class Storages:
         views = set[fx.Node]()
         for at, node in enumerate(self.nodes):
             before = [named[name] for name, _ in record_of(node).versions if name in named]
-            summed = node.args[0] if _is_sum_of_gradients(node) else None
-            if isinstance(summed, fx.Node) and summed not in views:
+            summed = node.args[0] if self._is_sum_of_gradients(node) else None
+            if isinstance(summed, fx.Node) and (summed not in views or node in self.grads):
                 before += [summed] if self._is_summed_in(found[summed][0], node, read) else []
             found[node] = found[before[0]] if before else self._bases(node, found)
             named[node.name] = node
@@ -165,6 +165,15 @@ class Storages:
             for base in found[node]:
                 read[base] = max(read.get(base, 0), latest)
         return found
+
+    @cached_property
+    def grads(self) -> frozenset[fx.Node]:
+        """What a step puts into `.grad`, where it stays while the optimizer runs."""
+        return frozenset() if self.program.step is None else frozenset(filter(_is_grad, self.nodes))
+
+    def _is_sum_of_gradients(self, node: fx.Node) -> bool:
+        is_sum = node in self.grads or origin_of(node).quality is Quality.ACCUMULATED
+        return is_sum and node.target is torch.ops.aten.add.Tensor
 
     def _is_summed_in(self, base: fx.Node, node: fx.Node, read: Mapping[fx.Node, int]) -> bool:
         """Whether autograd sums a gradient with another in its memory: nobody else has that afterwards."""
@@ -232,7 +241,7 @@ class Storages:
                     found[base] = max(found.get(base, 0), derivative[-1] if is_held else at)
         returned = self.graph.output_node().all_input_nodes
         throughout = [node for node in self.nodes if node.op != "call_function"]
-        for node in (*returned, *throughout):
+        for node in (*returned, *throughout, *self.grads):
             for base in self.bases[node]:
                 found[base] = len(self.nodes)
         return found
@@ -267,8 +276,11 @@ class Storages:
         return max(_alive(Storages(self.program, self._sizes, graph)), default=0)
 
 
-def _is_sum_of_gradients(node: fx.Node) -> bool:
-    return node.target is torch.ops.aten.add.Tensor and origin_of(node).quality is Quality.ACCUMULATED
+def _is_grad(node: fx.Node) -> bool:
+    """Whether a step leaves a value in the `.grad` of a parameter: of its module, and no derivative."""
+    origin = origin_of(node)
+    is_kept = origin.phase is Phase.BACKWARD and (origin.place, origin.forward) == (None, None)
+    return node.op == "call_function" and is_kept and len(origin.calls) == 1
 
 
 def _differentiates(node: fx.Node) -> str | None:
@@ -326,7 +338,8 @@ def _parts(storages: Storages, at: int) -> dict[str, int]:
     rows = (*program.signature.inputs, *program.signature.attributes)
     kinds = {row.name: _KINDS.get(row.kind, "inputs") for row in rows}
     returned = [row.node for row in program.signature.outputs_of(OutputKind.GRADIENT) if row.node]
-    gradients = {base for name in returned for base in storages.bases[program.node(name)]}
+    held = (*map(program.node, returned), *storages.grads)
+    gradients = {base for node in held for base in storages.bases[node]}
     parts = {"temporaries": storages.meanwhile(storages.nodes[at])}
     for node, size in storages.size.items():
         if storages.last[node] < at or (node.op == "call_function" and storages.first[node] > at):
