@@ -12,7 +12,14 @@ from torch import Tensor, fx
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import op_name, traits
 from whence._torch.pytrees import tree_flatten
-from whence._torch.sizes.symbols import UnknownAtHand, names_of_sizes, spelled_sum
+from whence._torch.sizes.symbols import (
+    UnknownAtHand,
+    has_open_sizes,
+    is_symbolic,
+    names_of_sizes,
+    spelled_sum,
+)
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import UsageError
 from whence.program import Program
 from whence.program.node_records import origin_of
@@ -229,13 +236,15 @@ def _formulas(program: Program, nodes: Iterable[tuple[fx.Node, NodeCost]]) -> di
     """The totals over the names of open sizes, where there are any."""
     terms: dict[str, Counter[Any]] = {}
     unknown = set[str]()
-    is_open = False
+    opened = {node for node in program.nodes() if _is_open(node.meta.get("val"))}
+    if not opened:
+        return {}
     for node, cost in nodes:
         name, moves = f"{cost.phase} FLOPs", bool(cost.read or cost.written)
         figures = {name: cost.flops, "bytes read": cost.read, "bytes written": cost.written}
-        values = [each.meta.get("val") for each in (node, *node.all_input_nodes)]
-        if any(map(names_of_sizes, tree_flatten(values)[0])):
-            is_open = True
+        around = (node, *node.all_input_nodes)
+        if not opened.isdisjoint(around):
+            values = [each.meta.get("val") for each in around]
             written, *read = [open_bytes(value) if moves else 0 for value in values]
             flops = open_flops(node) if cost.flops else 0
             figures = {name: flops, "bytes read": sum(read), "bytes written": written}
@@ -244,9 +253,12 @@ def _formulas(program: Program, nodes: Iterable[tuple[fx.Node, NodeCost]]) -> di
             unknown |= set(figures)
         for key, figure in figures.items():
             terms.setdefault(key, Counter())[figure] += 1 if figure is not None else 0
-    return (
-        {name: spelled_sum(found) for name, found in terms.items() if name not in unknown} if is_open else {}
-    )
+    return {name: spelled_sum(found) for name, found in terms.items() if name not in unknown}
+
+
+def _is_open(value: Any) -> bool:
+    leaves = [value] if isinstance(value, Tensor) and not is_composed(value) else tree_flatten(value)[0]
+    return any(has_open_sizes(leaf) if isinstance(leaf, Tensor) else is_symbolic(leaf) for leaf in leaves)
 
 
 def checked_sizes(program: Program, sizes: Mapping[str, int] | None) -> Mapping[str, int]:
