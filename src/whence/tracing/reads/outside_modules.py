@@ -20,8 +20,11 @@ _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def facts_of(found: Outside) -> Iterator[Outside]:
-    """Its class, mode and forward, its tensors, how many hooks it has, and numbers that a library's keeps."""
+    """Its class, mode and forward, its tensors, how many hooks it has, and numbers that a library's keeps;
+    nothing of one that only wraps another."""
     module: nn.Module = found.value
+    if seen_through(module) is not module:
+        return
     held = own_attributes(module)
     yield Outside(f"the class of {found.path}", found.root, (*found.way, type), type(module))
     for name in ("training", "forward"):
@@ -39,9 +42,9 @@ def facts_of(found: Outside) -> Iterator[Outside]:
 
 
 def children_of(found: Outside) -> Iterator[Outside]:
-    """The modules inside it, but for those that only wrap others."""
+    """The modules inside it."""
     for name, child in own_attributes(found.value)["_modules"].items():
-        if child is not None and seen_through(child) is child:
+        if child is not None:
             yield _on(found, f"{found.path}.{name}", "_modules", itemgetter(name), child)
 
 
