@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from whence._torch.observe.wrappers import wrappers_around
+from whence._torch.observe.wrappers import seen_through, wrappers_around
 from whence._torch.plain_values import PLAIN
 from whence._torch.subclasses.fully_sharded import class_as_written, managed_parameters
 from whence.dependence.describe import Describer, reference
@@ -324,8 +324,10 @@ class _Builder:
             self._member(row, read._replace(name=name), read.name, value)
 
     def _member(self, row: Located, read: Read, table: str, value: Any) -> None:
-        """A tensor or a module that a module holds; modules of the hierarchy have guards of their own."""
-        if table != "_modules" or value is None or id(value) in self.objects:
+        """A tensor or a module that a module holds; those of the hierarchy have their own guards,
+        whatever wraps them."""
+        is_module = table == "_modules" and value is not None
+        if not is_module or (id(value) in self.objects and seen_through(value) is value):
             self._found(_TABLES[table], row, read, value)
 
     def _of_class(self, row: Located, read: Read, name: str, base: type | None = None) -> None:
