@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence._torch.observe.attribute_reads import (
+    NOTHING,
     TABLES,
     ReadListener,
     ReadObserver,
@@ -64,6 +65,11 @@ def _is_held(read: Read) -> bool:
         if (table := held.get(name)) and table.get(read.name) is read.value:
             return True
     return any(base.__dict__.get(read.name) is read.value for base in type(read.holder).__mro__)
+
+
+def _was_filled(found: Outside) -> bool:
+    """Whether the run itself put it there: a cache that was given back as it was, and is filled again."""
+    return found.value is not NOTHING and found.now() is NOTHING
 
 
 def _contents(held: Any) -> Iterator[Any]:
@@ -197,7 +203,8 @@ class Reads:
         self._rows.clear()
         objects, left = tuple(self._objects), self._left
         self._left = Left()
-        variables, self._variables = self._variables, ()
+        variables = tuple(row for row in self._variables if not _was_filled(row[0]))
+        self._variables = ()
         named = frozenset(self.reachable.names)
         return Observed(subject.call, subject.roots, self._modules, objects, rows, left, variables, named)
 
