@@ -14,6 +14,10 @@ NAN = float("nan")
         pytest.param(torch.tensor([1.0]), torch.tensor([1.0 + 1e-7]), False, id="last bit"),
         pytest.param(torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0]), True, id="nan"),
         pytest.param(torch.tensor([NAN]), torch.tensor([1.0]), False, id="nan and number"),
+        pytest.param(torch.tensor([NAN]), torch.tensor([-NAN]), True, id="nan and another"),
+        pytest.param(torch.tensor([0.0]), torch.tensor([-0.0]), False, id="zeros of two signs"),
+        pytest.param(torch.tensor(complex(0, -0.0)), torch.tensor(0j), False, id="complex zeros"),
+        pytest.param(torch.ones(2, 3).t(), torch.ones(3, 2), True, id="two layouts"),
         pytest.param(torch.tensor([1]), torch.tensor([2]), False, id="integers"),
         pytest.param(torch.tensor([True]), torch.tensor([True]), True, id="booleans"),
         pytest.param(

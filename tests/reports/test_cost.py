@@ -154,6 +154,9 @@ def test_what_has_no_formula_is_a_gap() -> None:
     assert cost.total.total_flops == 2 * 4 * 6 * 4
     assert cost.gaps["aten.linalg_inv_ex.default: no formula"] == 1
     assert whence.capture(torch.lgamma, (X,)).cost().gaps == {}
+    batches = torch.randn(3, 4, 4)
+    summed = whence.capture(lambda x, y: torch.addbmm(x, y, y), (torch.randn(4, 4), batches)).cost()
+    assert summed.gaps == {"aten.addbmm.default: no formula": 1}
     assert whence.capture(torch.linalg.vector_norm, (X,)).cost().gaps == {}  # a sum, as clipping takes it
     bilinear = whence.capture(nn.Bilinear(4, 4, 2), (X, X)).cost()
     assert bilinear.gaps or bilinear.total.total_flops

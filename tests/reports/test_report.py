@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -91,6 +92,14 @@ def test_data_and_tables_hold_the_same() -> None:
     assert len(lines) == 1 + len(data["rows"])
     assert lines[0].split(",") == list(data["rows"][0])
     assert report.to_markdown().splitlines()[1].startswith("| --- | --- | ---: |")
+
+
+def test_names_are_no_markup() -> None:
+    """Whatever a module is called: one line for each call, and no tag."""
+    model = nn.Sequential(OrderedDict({"a|b\n<img src=x>": nn.Linear(4, 4)}))
+    lines = whence.capture(model, (torch.randn(2, 4),)).report().to_markdown().splitlines()
+    assert len(lines) == 5
+    assert lines[4].startswith("|   a\\|b &lt;img src=x&gt; | Linear |")
 
 
 def test_rows_are_chosen_and_sorted() -> None:

@@ -30,7 +30,7 @@ Sizes = Mapping[str, int]
 _MULTIPLIES = frozenset(
     (
         *("mm", "bmm", "attention", "linalg", "fft", "rnn", "lstm", "gru", "solve", "cholesky", "cdist"),
-        *("trilinear", "convolution", "conv1d", "conv2d", "conv3d"),
+        *("trilinear", "convolution", "conv", "conv1d", "conv2d", "conv3d", "addbmm", "pdist"),
     )
 )
 """Words in names of operators that multiply."""

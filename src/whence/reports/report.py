@@ -4,6 +4,7 @@ import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from io import StringIO
 from typing import Any
 
@@ -64,7 +65,8 @@ class Report(OpensInNotebook):
         """A table with equal neighbours folded."""
         heads, lines = _cells(self.rows)
         rule = ["---", "---", *("---:" for _ in heads[2:])]
-        return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *lines))
+        rows = (map(_in_markdown, line) for line in lines)
+        return "\n".join("| " + " | ".join(line) + " |" for line in (heads, rule, *rows))
 
     def __rich__(self) -> Group:
         return Group(self.table(), Text(f"\n{self.memory}\n{self.cost.notes()}".rstrip()))
@@ -87,6 +89,11 @@ class Report(OpensInNotebook):
         console.print(self)
         text: str = console.file.getvalue()  # type: ignore[attr-defined]
         return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def _in_markdown(text: str) -> str:
+    """A name in a cell: of what it holds, nothing is markup."""
+    return escape(text, quote=False).replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
 
 
 def report_of(

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
@@ -90,6 +91,36 @@ def test_the_second_call_does_not_capture(tmp_path: Path, captures: list[object]
     third = whence.cached(another, (X,), directory=tmp_path, backward=sine)
     assert next(third.unflatten().parameters()) is next(another.parameters())
     assert len(captures) == 1
+
+
+@dataclass
+class Settings:
+    """Whose methods Python writes."""
+
+    scale: float = 2.0
+
+
+class Configured(nn.Module):
+    """Keeps its settings, as models of libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings, self.layer = Settings(), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Reads one of them."""
+        return self.layer(x) * self.settings.scale
+
+
+def test_models_with_dataclasses_are_kept(tmp_path: Path, captures: list[object]) -> None:
+    """Code that Python writes for a class is in no file; guards compare it."""
+    model = Configured()
+    for _ in range(2):
+        whence.cached(model, (X,), directory=tmp_path)
+    assert len(captures) == 1
+    model.settings.scale = 3.0
+    whence.cached(model, (X,), directory=tmp_path)
+    assert len(captures) == 2
 
 
 def test_constants_are_those_of_the_model(tmp_path: Path, captures: list[object]) -> None:
