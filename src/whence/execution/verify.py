@@ -1,7 +1,7 @@
 """Is the program the model, bit for bit?
 
 Eager PyTorch is the oracle. Both run from the same seed on the same inputs and state; outputs, all gradients,
-buffers, everything the run changes, and the random number generator's state are compared with `torch.equal`.
+buffers, everything the run changes, and the random number generator's state are compared bit for bit.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import whence
 
 Change = Callable[[Any], object]
+Made = Callable[[SimpleNamespace], Any]
 
 
 class Head(nn.Module):
@@ -91,7 +92,7 @@ def model(held: SimpleNamespace) -> nn.Module:
     return Model()
 
 
-KINDS: tuple[Callable[[SimpleNamespace], Any], ...] = (function, model)
+KINDS: tuple[Made, ...] = (function, model)
 
 
 class Holder(nn.Module):
@@ -135,35 +136,36 @@ def behind_method(held: SimpleNamespace) -> nn.Module:
 HELD = (*KINDS, in_list, in_dictionary, in_tuple_of_object, in_partial, behind_method)
 
 
-@pytest.mark.parametrize("made", HELD)
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_what_has_changed_is_found(made: Callable[[SimpleNamespace], Any], change: Change) -> None:
-    """Where the program would compute what the module computed before."""
+def captured(made: Made) -> tuple[SimpleNamespace, Any, Tensor, whence.Program]:
+    """What holds the head, what was captured, its input, and the program."""
     held = SimpleNamespace(head=Head().eval())
     subject, x = made(held), torch.randn(2, 4)
-    program = whence.capture(subject, (x,))
+    return held, subject, x, whence.capture(subject, (x,))
+
+
+@pytest.mark.parametrize("made", HELD)
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_has_changed_is_found(made: Made, change: Change) -> None:
+    """Where the program would compute what the module computed before."""
+    held, subject, x, program = captured(made)
     assert program.check(subject, (x,)) == []
     change(held.head)
     assert program.check(subject, (x,)) != []
 
 
 @pytest.mark.parametrize("made", KINDS)
-def test_another_module_is_found(made: Callable[[SimpleNamespace], Any]) -> None:
+def test_another_module_is_found(made: Made) -> None:
     """In the place of the one that was there."""
-    held = SimpleNamespace(head=Head().eval())
-    subject, x = made(held), torch.randn(2, 4)
-    program = whence.capture(subject, (x,))
+    held, subject, x, program = captured(made)
     held.head = Head().eval()
     assert any("head" in str(violation) for violation in program.check(subject, (x,)))
 
 
 @pytest.mark.parametrize("made", HELD)
 @pytest.mark.parametrize("change", SAME.values(), ids=SAME)
-def test_what_a_program_follows_is_no_change(made: Callable[[SimpleNamespace], Any], change: Change) -> None:
+def test_what_a_program_follows_is_no_change(made: Made, change: Change) -> None:
     """The program reads the module's own tensors."""
-    held = SimpleNamespace(head=Head().eval())
-    subject, x = made(held), torch.randn(2, 4)
-    program = whence.capture(subject, (x,))
+    held, subject, x, program = captured(made)
     change(held.head)
     assert program.check(subject, (x,)) == []
     assert torch.equal(program.module()(x), subject(x))

@@ -42,6 +42,7 @@ from whence.dependence.code import (
     globals_within,
     imported,
 )
+from whence.dependence.describe import HELD_BY_CLASSES
 from whence.dependence.lookup import held_attribute
 from whence.dependence.snapshots import Saved, content_of_cell, is_container, save
 from whence.dependence.values import content_of, is_constant
@@ -57,7 +58,7 @@ _HOLDING = (list, tuple, dict, set, frozenset)
 _ACCUMULATING = (defaultdict, Counter)
 _SEQUENCES = (list, tuple, deque)
 _MAPPINGS = (dict, MappingProxyType, ChainMap, UserDict)
-OF_CLASSES = (FunctionType, property, staticmethod, classmethod, partialmethod)
+OF_CLASSES = (FunctionType, *HELD_BY_CLASSES)
 _CALLING = (MethodType, partial, partialmethod, _lru_cache_wrapper, ref)
 _LEADING = (type, ref, FunctionType, MappingProxyType)
 """What an attribute may hold that decides by what it leads to."""

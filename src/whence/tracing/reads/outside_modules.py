@@ -16,7 +16,8 @@ from whence.dependence.lookup import held_attribute
 from whence.dependence.values import is_solid
 from whence.program.arguments.optimizer_arguments import Outside
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+OF_MODULES = frozenset(vars(nn.Module()))
+"""What every module has, which is looked at elsewhere."""
 
 
 def facts_of(found: Outside) -> Iterator[Outside]:
@@ -37,7 +38,7 @@ def facts_of(found: Outside) -> Iterator[Outside]:
     for table, words in HOOK_KINDS.items():
         yield _on(found, f"how many {words}s {found.path} has", table, len, len(held[table]))
     for name, value in held.items() if is_library(type(module).__module__) else ():
-        if name not in _OF_EVERY_MODULE and (type(value) in PLAIN or is_solid(value)):
+        if name not in OF_MODULES and (type(value) in PLAIN or is_solid(value)):
             yield _attribute(found, name)
 
 

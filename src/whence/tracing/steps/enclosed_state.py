@@ -17,13 +17,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from whence._torch.observe.attribute_reads import (
-    NOTHING,
-    TABLES,
-    has_attributes,
-    is_observable,
-    own_attributes,
-)
+from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
 from whence.dependence.code import globals_within
 from whence.dependence.snapshots import (
     ARRAY,
@@ -46,10 +40,9 @@ from whence.dependence.snapshots import (
 from whence.errors import Place, UnsupportedStep
 from whence.provenance import ModulePath
 from whence.tracing.reads.asked_types import TYPE
+from whence.tracing.reads.outside_modules import OF_MODULES
 
 _THEIRS = (GradScaler, LRScheduler)
-OF_MODULES = frozenset({*vars(nn.Module()), *TABLES})
-"""What every module has, which is looked at elsewhere."""
 _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
 
 

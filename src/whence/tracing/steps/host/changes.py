@@ -9,7 +9,7 @@ from typing import Any
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence.dependence.snapshots import ATTRIBUTES, CELL, CONTAINER, VARIABLE, Saved
 from whence.program.arguments.host_state import HostPlace
-from whence.tracing.steps.enclosed_state import OF_MODULES
+from whence.tracing.reads.outside_modules import OF_MODULES
 from whence.tracing.steps.host.stand_ins import is_stand_in
 from whence.tracing.steps.optimizer import is_same_value
 
