@@ -51,8 +51,7 @@ from whence.execution.values.culprit import Culprit, culprit
 from whence.execution.verify import Verification
 from whence.guards import Guarded
 from whence.hierarchy import Tree
-from whence.program import Call, Calls, Convention, Input, Layers, Output, Part, Signature
-from whence.program import Program as _Program
+from whence.program import Call, Calls, Convention, FlatProgram, Input, Layers, Output, Part, Signature
 from whence.program.guards.guards import Guards
 from whence.program.guards.rows import Guard, Violation
 from whence.provenance import CallSite, ModulePath, Origin, Source
@@ -142,7 +141,7 @@ def cached(
     cache = interop.Cache(Path(directory), interop.key_of(model, args, given, options))
     asked = {"dynamic_shapes": options.get("dynamic_shapes"), "loss_function": _loss_in(options)}
 
-    def admit(program: _Program) -> bool:
+    def admit(program: FlatProgram) -> bool:
         whole = full(program)
         return not whole.check(model, args, given) and not (whole.variants and whole.check(model))
 
@@ -197,7 +196,7 @@ def bisect(
 
 
 def unflatten(
-    program: _Program | ExportedProgram,
+    program: FlatProgram | ExportedProgram,
     flat_args_adapter: FlatArgsAdapter | None = None,
     *,
     copy: bool = False,
@@ -208,7 +207,7 @@ def unflatten(
     names and order of modules, and a copy of the state. `flat_args_adapter` is asked where the tree is called
     with another structure of arguments. Raises what `from_exported_program` raises.
     """
-    if isinstance(program, _Program):
+    if isinstance(program, FlatProgram):
         return hierarchy.unflatten(interop.adapted(program, flat_args_adapter), copy=copy)
     read = full(interop.from_exported_program(program))
     return hierarchy.unflatten(interop.adapted(read, flat_args_adapter), copy=True)

@@ -24,7 +24,7 @@ from whence.execution.verify import Verification, refuse_unknown, verify
 from whence.execution.verify_step import runs_itself, verify_step
 from whence.guards import Guarded
 from whence.hierarchy import Tree
-from whence.program import Program as _Program
+from whence.program import FlatProgram
 from whence.program.arguments.variants import fitting
 from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Violation
@@ -281,7 +281,7 @@ class Program(Reported):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
-        differs_from: _Program | None = None,
+        differs_from: FlatProgram | None = None,
         inputs: Mapping[str, Any] | None = None,
     ) -> First | None:
         """The first operation whose value is not finite, in the backward, too, with its call and line.
@@ -363,7 +363,7 @@ def capture_step(
     return program.with_changes(step=noted).under(dynamic_shapes=dynamic_shapes, decide=decide)
 
 
-def _of_any_step(run: Callable[[], tuple[_Program, Observed]], taking: tuple[Any, ...]) -> Program:
+def _of_any_step(run: Callable[[], tuple[FlatProgram, Observed]], taking: tuple[Any, ...]) -> Program:
     """The program of the step as it goes now; that of all later ones where the first one is another."""
     try:
         return _traced(run)
@@ -462,7 +462,7 @@ def _captured_at(
     return _traced(partial(tracing.capture, model, numbered, backward, reuse=reuse))
 
 
-def _traced(run: Callable[[], tuple[_Program, Observed]], made: Sequence[Tensor] = ()) -> Program:
+def _traced(run: Callable[[], tuple[FlatProgram, Observed]], made: Sequence[Tensor] = ()) -> Program:
     """The program of a run, with what it assumed; what it sets context variables to ends with it. Tensors
     that were `made` for it are others in another run."""
 
@@ -479,7 +479,7 @@ def loaded(content: bytes, name: str, model: Callable[..., Any] | None = None) -
     return full(interop.program_of(content, name, model)[0])
 
 
-def full(program: _Program) -> Program:
+def full(program: FlatProgram) -> Program:
     """A program, with everything that can be asked of it."""
     held = {field.name: getattr(program, field.name) for field in fields(program)}
     return Program(**{**held, "variants": tuple(map(full, program.variants))})

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.reports.cost import Cost, cost_of
 from whence.reports.devices import Device
 from whence.reports.diff import Diff, diff_of
@@ -18,7 +18,7 @@ from whence.reports.report import Report, report_of
 from whence.viewer import page, written
 
 
-class Reported(Program):
+class Reported(FlatProgram):
     """A program, with the questions that its graph answers."""
 
     def cost(self, device: str | Device | None = None, *, sizes: Mapping[str, int] | None = None) -> Cost:
@@ -56,7 +56,7 @@ class Reported(Program):
         """
         return report_of(self, depth=depth, sort=sort, where=where, device=device, sizes=sizes)
 
-    def diff(self, other: Program) -> Diff:
+    def diff(self, other: FlatProgram) -> Diff:
         """What differs from this program to another, by provenance: calls, operations, shapes, signature.
 
         Operations are compared within their call and phase, by operator and by what they make; layers that
@@ -68,7 +68,7 @@ class Reported(Program):
         self,
         path: str | Path | None = None,
         *,
-        other: Program | None = None,
+        other: FlatProgram | None = None,
         values: Mapping[str, float] | None = None,
         device: str | Device | None = None,
         sizes: Mapping[str, int] | None = None,

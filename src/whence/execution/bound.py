@@ -22,7 +22,7 @@ from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
 from whence.hierarchy.run.differentiable import laid_out
 from whence.hierarchy.value_shapes import described
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.arguments.fitting import other_autocast
 from whence.program.arguments.host_state import HostPlace
 from whence.program.arguments.optimizer_arguments import Step
@@ -51,7 +51,7 @@ class Bound:
 
     def __init__(
         self,
-        program: Program,
+        program: FlatProgram,
         model: object,
         optimizer: object,
         check: Check,
@@ -235,7 +235,7 @@ def _without_history(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
 
-def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[Fault]:
+def _faults(program: FlatProgram, subject: Subject, optimizer: object) -> Sequence[Fault]:
     found, step = [], program.step or Step(call=program.graph_module)
     if program.signature.inputs_of(InputKind.TANGENT):
         what = "the program takes the gradients of its outputs, and nothing says which"
@@ -272,7 +272,7 @@ def _faults(program: Program, subject: Subject, optimizer: object) -> Sequence[F
     return found
 
 
-def _of_another_model(program: Program, step: Step, subject: Subject) -> Iterator[HostPlace]:
+def _of_another_model(program: FlatProgram, step: Step, subject: Subject) -> Iterator[HostPlace]:
     """What the step changes in modules of the captured model, where this is another one."""
     captured = None if program.guards.of is None else program.guards.of.target()
     modules = captured.modules() if isinstance(captured, nn.Module) else ()
@@ -281,7 +281,7 @@ def _of_another_model(program: Program, step: Step, subject: Subject) -> Iterato
     return (place for place in step.places if id(place.holder) in theirs)
 
 
-def _changing(program: Program) -> Iterator[str]:
+def _changing(program: FlatProgram) -> Iterator[str]:
     """State and arguments that become tensors of another kind, which in place they cannot."""
     nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
     for row in program.signature.outputs_of(OutputKind.MUTATION):
@@ -301,7 +301,9 @@ def _is_other(before: Any, now: Any) -> bool:
     return type(before) is int and type(now) is int and before != now
 
 
-def _other_optimizer(program: Program, subject: Subject, optimizer: Optimizer | Optimizers) -> list[Fault]:
+def _other_optimizer(
+    program: FlatProgram, subject: Subject, optimizer: Optimizer | Optimizers
+) -> list[Fault]:
     step: Any = program.step
     names = {id(tensor): name for name, tensor in reversed(tensors_by_name(subject).items())}
     rows = {path: row.path for row in program.signature.state for path in (row.path, *row.aliases)}
@@ -320,7 +322,7 @@ def _other_optimizer(program: Program, subject: Subject, optimizer: Optimizer | 
     return [Fault(what, remedy="make the optimizer as the captured one was made")]
 
 
-def _settles(program: Program) -> bool:
+def _settles(program: FlatProgram) -> bool:
     """Whether a model that changes in its first run what it reads does the same ever after."""
     settled = program.guards.settled
     return settled is not None and not settled.changes
@@ -335,7 +337,7 @@ def _changes(names: Sequence[str]) -> StaleCapture:
     )
 
 
-def _trains(program: Program) -> bool:
+def _trains(program: FlatProgram) -> bool:
     """Whether gradients are left, which are to be added to and read later."""
     return program.step is not None or bool(program.signature.outputs_of(OutputKind.GRADIENT))
 

@@ -14,7 +14,7 @@ from whence._torch.observe.training_steps import note_step, optimizer_hooks, own
 from whence._torch.plain_values import same_objects
 from whence._torch.tensors import storage_of
 from whence.errors import Fault, StaleCapture
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.arguments.convention import refuse_overlap
 from whence.program.arguments.host_state import HostNumber
 from whence.program.arguments.optimizer_arguments import (
@@ -41,7 +41,7 @@ class Live:
 
     def __init__(
         self,
-        program: Program,
+        program: FlatProgram,
         tensors: Mapping[str, Tensor],
         flat: Sequence[Any],
         optimizer: Optimizer | None,

@@ -18,7 +18,7 @@ from whence._torch.subclasses.wrapper_subclasses import plain_parts
 from whence._torch.tensors import untouched
 from whence.errors import StaleCapture
 from whence.hierarchy.run.wrapper_subclasses import holder_of
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.arguments.convention import whole_paths_of
 from whence.program.state import state_of_loss
 from whence.provenance import ModulePath
@@ -103,7 +103,7 @@ def _copy(tensor: Tensor) -> Tensor:
     return copied
 
 
-def seed_of_its_way(program: Program, run: Callable[[int], Any]) -> int:
+def seed_of_its_way(program: FlatProgram, run: Callable[[int], Any]) -> int:
     """A seed from which the program draws what it decided at capture; `run` runs it from one.
 
     Raises `StaleCapture` where values that are not drawn decide otherwise, and where nothing is found.
@@ -125,7 +125,7 @@ def _is_stale(run: Callable[[int], Any], seed: int) -> bool:
 
 
 def run_eager(
-    program: Program,
+    program: FlatProgram,
     subject: Subject,
     args: Any,
     kwargs: Any,
@@ -142,7 +142,7 @@ def run_eager(
     return _finish(program, (args, kwargs), result, loss, tensors)
 
 
-def run_module(module: nn.Module, program: Program, args: Any, kwargs: Any) -> Run:
+def run_module(module: nn.Module, program: FlatProgram, args: Any, kwargs: Any) -> Run:
     result, loss = module(*args, **kwargs), None
     if program.signature.outputs_of(OutputKind.LOSS):
         loss, result = result
@@ -150,7 +150,7 @@ def run_module(module: nn.Module, program: Program, args: Any, kwargs: Any) -> R
     return _finish(program, (args, kwargs), result, loss, held)
 
 
-def _paths(program: Program) -> list[str]:
+def _paths(program: FlatProgram) -> list[str]:
     rows = [row for row in program.signature.state if row.kind in _STATE]
     names = {row.name for row in rows}
     found = [(row.path, *row.aliases) for row in rows if row.part is None]
@@ -159,7 +159,11 @@ def _paths(program: Program) -> list[str]:
 
 
 def _finish(
-    program: Program, inputs: tuple[Any, Any], result: Any, loss: Tensor | None, tensors: dict[str, Tensor]
+    program: FlatProgram,
+    inputs: tuple[Any, Any],
+    result: Any,
+    loss: Tensor | None,
+    tensors: dict[str, Tensor],
 ) -> Run:
     differentiated = loss is not None or not program.circumstances.opaque
     if differentiated:
@@ -175,7 +179,7 @@ def _finish(
 
 
 def noted(
-    program: Program,
+    program: FlatProgram,
     inputs: tuple[Any, Any],
     result: Any,
     tensors: Mapping[str, Tensor],
@@ -194,7 +198,7 @@ def noted(
     )
 
 
-def _generators(program: Program) -> dict[str, Any]:
+def _generators(program: FlatProgram) -> dict[str, Any]:
     """Where torch's generator is, and those of Python and NumPy where the program draws from them."""
     held: dict[str, Any] = {"state of the CPU generator": torch.get_rng_state()}
     if any(node.target is DRAWN for node in program.nodes()):
@@ -209,7 +213,7 @@ def arguments_by_path(inputs: tuple[Any, Any]) -> dict[str, Tensor]:
     return {path: leaf for path, leaf in given if isinstance(leaf, Tensor)}
 
 
-def outputs_by_name(program: Program, result: Any) -> dict[str, Any]:
+def outputs_by_name(program: FlatProgram, result: Any) -> dict[str, Any]:
     """What a run returned, with copies of the tensors."""
     leaves, _ = tree_flatten(result)
     names = [row.name for row in program.signature.outputs_of(OutputKind.USER)]

@@ -16,7 +16,7 @@ from whence.guards.check import Checked, check_model
 from whence.guards.guarded import Guarded, Ways
 from whence.guards.inputs import input_violations, misfits, structure_guard
 from whence.guards.memory import Remembered
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.guards.expectations import Entries, Expectation, ExpectedConstant, Items
 from whence.program.guards.guards import Guards
 from whence.program.guards.observed import Left, Observed
@@ -29,13 +29,13 @@ from whence.tracing.reads.kept_changes import applied
 from whence.tracing.sandbox.leftovers import probed
 from whence.tracing.target.subject import subject_of, tensors_by_name
 
-Capture = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Program]
+Capture = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], FlatProgram]
 
 
 def guards_for(
-    program: Program,
+    program: FlatProgram,
     observed: Observed,
-    again: Callable[[], tuple[Program, Observed]],
+    again: Callable[[], tuple[FlatProgram, Observed]],
     made: Sequence[Tensor] = (),
 ) -> Guards:
     """The guards of a capture, for which tensors were `made`.
@@ -72,7 +72,7 @@ def guards_for(
     return guards if then is guards else _settled(guards, then, left_again)
 
 
-def _is_repeated(program: Program, path: str) -> bool:
+def _is_repeated(program: FlatProgram, path: str) -> bool:
     """Whether a training step puts there what is kept, in every run."""
     effects = () if program.step is None else program.step.effects
     return any(row.place.path.startswith((f"{path}.", f"{path}[")) for row in effects)
@@ -102,7 +102,7 @@ def _is_probed(expected: Expectation) -> bool:
     )
 
 
-def _decides_by(program: Program, left: Left, again: Callable[[], tuple[Program, Observed]]) -> bool:
+def _decides_by(program: FlatProgram, left: Left, again: Callable[[], tuple[FlatProgram, Observed]]) -> bool:
     """Whether a run decides something by numbers that every run changes, or fails with others."""
     asked = list[bool]()
     with applied(probed(left, lambda: asked.append(True))), warnings.catch_warnings(action="ignore"):
@@ -110,19 +110,19 @@ def _decides_by(program: Program, left: Left, again: Callable[[], tuple[Program,
     return bool(asked) or isinstance(found, Failed) or not same_operations(program, found[0])
 
 
-def _stand_ins(program: Program, left: Left) -> list[str]:
+def _stand_ins(program: FlatProgram, left: Left) -> list[str]:
     """The state of a program that stands for tensors of a run."""
     tensors = {id(tensor) for tensor in left.tensors}
     return [name for name, tensor in program.state.items() if id(tensor) in tensors]
 
 
-def _advances_any_of(program: Program, left: Left) -> bool:
+def _advances_any_of(program: FlatProgram, left: Left) -> bool:
     """Whether a program reads and changes what stands for a tensor of a run: a buffer that a run made."""
     written = {row.of for row in program.signature.outputs_of(OutputKind.MUTATION)}
     return any(name in written and program.node(name).users for name in _stand_ins(program, left))
 
 
-def _computes_otherwise(program: Program, left: Left) -> LostState:
+def _computes_otherwise(program: FlatProgram, left: Left) -> LostState:
     return LostState(
         f"{program.name} changes {', '.join(left.names)} while it runs, and computes otherwise next time",
         where=left.place,
@@ -134,7 +134,7 @@ def _computes_otherwise(program: Program, left: Left) -> LostState:
 
 
 def check(
-    program: Program, model: object, args: object, kwargs: object, memory: Remembered | None = None
+    program: FlatProgram, model: object, args: object, kwargs: object, memory: Remembered | None = None
 ) -> Checked:
     """Every guard that does not hold for this model and, where they are given, these inputs.
 
@@ -156,7 +156,7 @@ def check(
     return Checked([Violation(program.guards[0], str(found))]) if isinstance(found, Failed) else found
 
 
-def check_inputs(program: Program, args: object, kwargs: object) -> list[Violation]:
+def check_inputs(program: FlatProgram, args: object, kwargs: object) -> list[Violation]:
     """What would be refused of a call of a program that has no guards, of which only the inputs are known."""
     found = attempt(lambda: misfits(program.convention, () if args is None else args, kwargs))
     if isinstance(found, Failed):
@@ -165,7 +165,7 @@ def check_inputs(program: Program, args: object, kwargs: object) -> list[Violati
 
 
 def _check(
-    program: Program, model: object, inputs: tuple[object, object], memory: Remembered | None
+    program: FlatProgram, model: object, inputs: tuple[object, object], memory: Remembered | None
 ) -> Checked:
     (args, kwargs), plan = inputs, program.guards.plan
     is_joint = program.has_backward and program.step is None  # a step runs hooks on gradients itself
@@ -177,7 +177,7 @@ def _check(
     return replace(checked, violations=violations)
 
 
-def _roots(program: Program, model: object) -> tuple[object, ...]:
+def _roots(program: FlatProgram, model: object) -> tuple[object, ...]:
     """The modules a callable reaches; a module is looked at as it is."""
     if not program.guards.plan.callables:
         return (model,)
@@ -187,7 +187,7 @@ def _roots(program: Program, model: object) -> tuple[object, ...]:
         return ()
 
 
-def guarded(program: Program, model: Any, on_violation: str, capture: Capture) -> Guarded:
+def guarded(program: FlatProgram, model: Any, on_violation: str, capture: Capture) -> Guarded:
     """A callable that checks before it runs; raises `UsageError` for an unknown `on_violation`, or a step."""
     hierarchy.refuse_step(program)
     if on_violation not in tuple(OnViolation):
@@ -200,10 +200,10 @@ def guarded(program: Program, model: Any, on_violation: str, capture: Capture) -
     return Guarded(program, model, OnViolation(on_violation), ways)
 
 
-def _checked(model: Any, current: Program, args: Any, kwargs: Any, memory: Remembered) -> Checked:
+def _checked(model: Any, current: FlatProgram, args: Any, kwargs: Any, memory: Remembered) -> Checked:
     return check(current, model, args, kwargs, memory)
 
 
-def _module(model: Any, current: Program) -> Callable[..., Any]:
+def _module(model: Any, current: FlatProgram) -> Callable[..., Any]:
     state = bound_state(current, tensors_by_name(subject_of(model)))
     return hierarchy.flat_module(current.with_changes(state=state, variants=()))

@@ -19,7 +19,7 @@ from whence.errors import UsageError
 from whence.execution.compare import Comparison, compare
 from whence.execution.running import Run, run_eager, run_module, same_start, seed_of_its_way
 from whence.execution.values.first import by_call, first_divergence, first_unequal
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.arguments.variants import alone
 from whence.program.node_records import place_of
 from whence.program.queries.notebook import opening_html
@@ -78,7 +78,7 @@ class Verification:
 
 
 def verify(
-    program: Program,
+    program: FlatProgram,
     model: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
@@ -105,7 +105,7 @@ def verify(
         with same_start(subject, inputs, constants, begins if seed is None else seed) as given:
             return work(given)
 
-    def run_program(bound: Program, seed: int | None = None) -> Run:
+    def run_program(bound: FlatProgram, seed: int | None = None) -> Run:
         found: Run = run(lambda given: run_module(hierarchy.flat_module(bound), bound, *given), seed)
         return found
 
@@ -138,7 +138,7 @@ def with_calls(found: Verification, calls: Iterable[Comparison]) -> Verification
     return replace(found, rows=(*found.rows, *rows), divergence=found.divergence or first_unequal(rows))
 
 
-def _without_gradients(program: Program) -> UsageError:
+def _without_gradients(program: FlatProgram) -> UsageError:
     return UsageError(
         f"the program of {program.name} has a loss, and gradients are off",
         why="eager, which it is compared with, has no backward where autograd records nothing",
@@ -147,9 +147,9 @@ def _without_gradients(program: Program) -> UsageError:
 
 
 def compared(
-    program: Program,
+    program: FlatProgram,
     eager: Run,
-    run_program: Callable[[Program], Run],
+    run_program: Callable[[FlatProgram], Run],
     told: Callable[[], Run] | None,
     divergence: Callable[[], str | None] = lambda: None,
 ) -> Verification:
@@ -196,7 +196,7 @@ def _summary(kind: str, rows: Sequence[Comparison]) -> str:
     return f"{kind:<10} {equal} of {len(rows)} bitwise equal"
 
 
-def uninitialised_reads(program: Program, run: Callable[[Program], Run]) -> tuple[str, ...]:
+def uninitialised_reads(program: FlatProgram, run: Callable[[FlatProgram], Run]) -> tuple[str, ...]:
     """Where a program takes memory that is read before it is written, and what that reaches.
 
     Whether all of it is written first, piece by piece, no graph says. So the program is run with one number
@@ -209,13 +209,13 @@ def uninitialised_reads(program: Program, run: Callable[[Program], Run]) -> tupl
     return tuple(_told(program, name, found) for name, found in reached.items() if found)
 
 
-def _reached(program: Program, names: Sequence[str], run: Callable[[Program], Run]) -> list[str]:
+def _reached(program: FlatProgram, names: Sequence[str], run: Callable[[FlatProgram], Run]) -> list[str]:
     """What differs when other numbers lie in the memory that these nodes give."""
     rows = compare(run(_filled(program, names, 1)), run(_filled(program, names, torch.nan)))
     return [f"{row.kind} {row.name}" for row in rows if not row.equal]
 
 
-def _filled(program: Program, names: Sequence[str], number: float) -> Program:
+def _filled(program: FlatProgram, names: Sequence[str], number: float) -> FlatProgram:
     module = own_copy(program.graph_module)
     for node in [node for node in module.graph.nodes if node.name in names]:
         dtype = node.meta["val"].dtype
@@ -226,5 +226,5 @@ def _filled(program: Program, names: Sequence[str], number: float) -> Program:
     return program.with_changes(graph_module=module)
 
 
-def _told(program: Program, name: str, reached: Sequence[str]) -> str:
+def _told(program: FlatProgram, name: str, reached: Sequence[str]) -> str:
     return f"{name} ({place_of(program.node(name))}) reaches {', '.join(reached)}"

@@ -25,7 +25,7 @@ from whence.execution.running import Run, copied, noted, same_start, seed_of_its
 from whence.execution.values.first import Watcher, calls_beside, first_unequal
 from whence.execution.values.walk import walk
 from whence.execution.verify import Verification, compared, with_calls
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.arguments.optimizer_arguments import Step, is_number
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
@@ -36,7 +36,7 @@ from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
 
 
 def verify_step(
-    program: Program,
+    program: FlatProgram,
     model: object,
     inputs: tuple[Any, Any],
     optimizer: object,
@@ -56,7 +56,7 @@ def verify_step(
     program.convention.flatten(*inputs)
     found = optimizing(subject, optimizer)
 
-    def run_program(program: Program, seed: int | None = None) -> Run:
+    def run_program(program: FlatProgram, seed: int | None = None) -> Run:
         return run(Bound(program, model, optimizer, check), seed)
 
     def run(call: Callable[..., Any], seed: int | None = None) -> Run:
@@ -104,7 +104,7 @@ def _watched(watcher: Watcher, call: Callable[..., Any], *args: Any, **kwargs: A
         return call(*args, **kwargs)
 
 
-def runs_itself(program: Program, model: object, optimizer: object) -> bool:
+def runs_itself(program: FlatProgram, model: object, optimizer: object) -> bool:
     """Whether a program is that of a step as it was captured, and the step runs this model and optimizer."""
     step, subject = program.step, attempt(lambda: subject_of(model))
     is_as_captured = step is not None and step.graph is program.graph_module
@@ -113,17 +113,17 @@ def runs_itself(program: Program, model: object, optimizer: object) -> bool:
     return not (_other_state(program, subject) or _is_other_optimizer(program, as_one_optimizer(optimizer)))
 
 
-def _other_state(program: Program, subject: Subject) -> list[str]:
+def _other_state(program: FlatProgram, subject: Subject) -> list[str]:
     tensors = tensors_by_name(subject)
     rows = [row for row in program.signature.state if row.path in tensors]
     return [row.path for row in rows if tensors[row.path] is not program.state[row.name]]
 
 
-def _is_other_optimizer(program: Program, optimizer: object) -> bool:
+def _is_other_optimizer(program: FlatProgram, optimizer: object) -> bool:
     return program.step is not None and members_of(optimizer) != members_of(program.step.optimizer)
 
 
-def _refuse_others(program: Program, subject: Subject, optimizer: object) -> None:
+def _refuse_others(program: FlatProgram, subject: Subject, optimizer: object) -> None:
     others = _other_state(program, subject)
     if others or _is_other_optimizer(program, optimizer):
         raise UsageError(
@@ -134,7 +134,11 @@ def _refuse_others(program: Program, subject: Subject, optimizer: object) -> Non
 
 
 def _run(
-    program: Program, subject: Subject, found: Optimizing, start: tuple[Any, int], call: Callable[..., Any]
+    program: FlatProgram,
+    subject: Subject,
+    found: Optimizing,
+    start: tuple[Any, int],
+    call: Callable[..., Any],
 ) -> Run:
     step: Any = program.step
     rows = program.signature.inputs_of(InputKind.CONSTANT)

@@ -17,7 +17,7 @@ from whence.dependence.values import is_constant
 from whence.guards.inputs import input_guards
 from whence.guards.switches import mode_guards
 from whence.guards.unguarded import unguarded
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import (
     ExpectedConstant,
@@ -159,7 +159,7 @@ _HOOKED = "hooks run inside the call, and what they did is part of the program"
 _IN_ORDER = "the model went through them in this order"
 
 
-def guards_of(program: Program, observed: Observed, made: Sequence[Tensor] = ()) -> Guards:
+def guards_of(program: FlatProgram, observed: Observed, made: Sequence[Tensor] = ()) -> Guards:
     """The guards of one capture; the model must be as it was when the capture began.
 
     `made` are tensors that stand for what a run makes.
@@ -197,7 +197,7 @@ def _variable(describer: Describer, found: Outside, source: Source | None) -> Gu
     return Guard(GuardKind.VARIABLE, found.path, expected, _DECIDED, found.path, source=source)
 
 
-def _laid_out(program: Program) -> set[int]:
+def _laid_out(program: FlatProgram) -> set[int]:
     """The tensors that have to lie in memory as they did."""
     looks = program.convention.reads_memory
     strided = {row.name for row in program.signature.state if looks or row.layout_read}

@@ -12,7 +12,7 @@ from whence._torch.plain_values import same_objects
 from whence.errors import Place, StaleCapture
 from whence.guards.check import Checked
 from whence.guards.memory import Remembered
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.guards.rows import Violation
 from whence.schema import OnViolation
 
@@ -25,16 +25,16 @@ _REMEDY = "capture again, undo the change, or call program.guarded(model, on_vio
 class Ways:
     """How a guarded program does what other rooms know: check, make a module over live state, capture."""
 
-    check: Callable[[Program, tuple[Any, ...], dict[str, Any], Remembered], Checked]
-    module: Callable[[Program], Callable[..., Any]]
-    capture: Callable[[tuple[Any, ...], dict[str, Any]], Program]
+    check: Callable[[FlatProgram, tuple[Any, ...], dict[str, Any], Remembered], Checked]
+    module: Callable[[FlatProgram], Callable[..., Any]]
+    capture: Callable[[tuple[Any, ...], dict[str, Any]], FlatProgram]
 
 
 @dataclass
 class _Path:
     """A program for one way through the model, with what its last check met and the module that runs it."""
 
-    program: Program
+    program: FlatProgram
     memory: Remembered = field(default_factory=Remembered)
     module: Callable[..., Any] | None = None
     tensors: Sequence[Tensor] = ()
@@ -49,7 +49,7 @@ class Guarded:
     """
 
     def __init__(
-        self, program: Program, model: Callable[..., Any], on_violation: OnViolation, ways: Ways
+        self, program: FlatProgram, model: Callable[..., Any], on_violation: OnViolation, ways: Ways
     ) -> None:
         self.model = model
         self.on_violation = on_violation
@@ -57,12 +57,12 @@ class Guarded:
         self._paths = [*map(_Path, (program, *program.variants))]
 
     @property
-    def program(self) -> Program:
+    def program(self) -> FlatProgram:
         """The program that ran last."""
         return self._paths[0].program
 
     @property
-    def programs(self) -> tuple[Program, ...]:
+    def programs(self) -> tuple[FlatProgram, ...]:
         """The programs of all ways that values and sizes decided, the last used first."""
         return tuple(path.program for path in self._paths)
 
@@ -133,7 +133,7 @@ def _nearest(stale: Sequence[tuple[_Path, StaleCapture]]) -> StaleCapture:
     return min((error for _, error in stale), key=lambda error: len(error.violations))
 
 
-def stale_capture(program: Program, checked: Checked) -> StaleCapture:
+def stale_capture(program: FlatProgram, checked: Checked) -> StaleCapture:
     """The error that says which guards do not hold, all of them."""
     first = checked.violations[0].guard
     module = None if first.module is None else str(first.module)

@@ -15,7 +15,7 @@ from whence.dependence.matching import Walk, difference
 from whence.dependence.tensor_facts import is_like
 from whence.dependence.values import is_constant
 from whence.errors import CallError
-from whence.program import Convention, Program
+from whence.program import Convention, FlatProgram
 from whence.program.arguments.convention import shown_call
 from whence.program.arguments.fitting import ArgumentFault, Misfit
 from whence.program.arguments.open_sizes import SizeRule, found_of, shape_of, strides_of
@@ -30,7 +30,7 @@ SIZE = "size"
 _EMBEDDING = torch.ops.aten.embedding.default
 
 
-def input_guards(program: Program) -> Iterator[Guard]:
+def input_guards(program: FlatProgram) -> Iterator[Guard]:
     """The structure of the arguments, every leaf, and which leaves are one tensor."""
     convention = program.convention
     yield structure_guard(convention)
@@ -86,12 +86,12 @@ def size_guard(rule: SizeRule) -> Guard:
     return Guard(GuardKind.SIZE, what, rule, reason, SIZE, None, None, *by, positions)
 
 
-def _writes_inputs(program: Program) -> bool:
+def _writes_inputs(program: FlatProgram) -> bool:
     users = {row.name for row in program.signature.inputs if row.kind is InputKind.USER}
     return any(row.of in users for row in program.signature.outputs_of(OutputKind.MUTATION))
 
 
-def _layout_sensitive(program: Program) -> set[int]:
+def _layout_sensitive(program: FlatProgram) -> set[int]:
     """Positions of the inputs whose strides may have decided something.
 
     Only element-wise operations and lookups in tables give the same for every layout: all others choose

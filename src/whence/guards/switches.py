@@ -7,14 +7,14 @@ from whence._torch.autograd.switches import READ
 from whence._torch.observe.hooks import global_hooks
 from whence.dependence.describe import Describer
 from whence.dependence.hooks import described_hooks
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.guards.expectations import ExpectedConstant, Hooks
 from whence.program.guards.guards import GLOBAL_HOOKS
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind
 
 
-def mode_guards(program: Program, named: Container[str]) -> Iterator[Guard]:
+def mode_guards(program: FlatProgram, named: Container[str]) -> Iterator[Guard]:
     """One guard for each switch.
 
     A program with its own backward, or where nothing requires gradients, does not depend on grad mode, but

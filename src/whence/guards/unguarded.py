@@ -10,7 +10,7 @@ from whence._torch.subclasses.fully_sharded import class_as_written
 from whence.dependence.describe import CALLED, function_of
 from whence.dependence.lookup import class_attribute
 from whence.dependence.values import is_constant
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.guards.expectations import (
     Expectation,
     ExpectedConstant,
@@ -26,7 +26,7 @@ from whence.program.guards.rows import Guard, Unguarded
 from whence.schema import GuardKind
 
 
-def unguarded(program: Program, observed: Observed, guards: Sequence[Guard]) -> tuple[Unguarded, ...]:
+def unguarded(program: FlatProgram, observed: Observed, guards: Sequence[Guard]) -> tuple[Unguarded, ...]:
     """Globals and closures of the functions that ran, insides of objects that cannot be watched."""
     guarded = {guard.what for guard in guards if guard.kind is GuardKind.VARIABLE}
     rows = [row for row in _outside_names(observed, guarded) if row.what not in guarded]
@@ -127,7 +127,7 @@ def _own_ways(observed: Observed) -> Iterator[Unguarded]:
             )
 
 
-def _loss(program: Program) -> Iterator[Unguarded]:
+def _loss(program: FlatProgram) -> Iterator[Unguarded]:
     if program.loss_function is not None:
         name = getattr(program.loss_function, "__qualname__", type(program.loss_function).__name__)
         yield Unguarded(
@@ -136,7 +136,7 @@ def _loss(program: Program) -> Iterator[Unguarded]:
         )
 
 
-def _step(program: Program) -> Iterator[Unguarded]:
+def _step(program: FlatProgram) -> Iterator[Unguarded]:
     if program.step is not None:
         yield Unguarded(
             "what the step reads through objects of torch's and of libraries written in C, and from files of "

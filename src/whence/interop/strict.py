@@ -12,7 +12,7 @@ from whence import hierarchy, tracing
 from whence._torch.sizes.exported_sizes import Limits, is_number, multiple_of
 from whence.errors import NotCallable, NotDifferentiable, Noting, Place
 from whence.interop.exported.read import from_exported_program
-from whence.program import ModuleRecord, Program
+from whence.program import FlatProgram, ModuleRecord
 from whence.program.queries.selecting import preserved_calls
 from whence.tracing.target.example import example_of
 from whence.tracing.target.subject import module_records, subject_of
@@ -23,7 +23,7 @@ _FUNCTION = "autograd.function"
 
 def strict_program(
     model: Callable[..., Any], given: tracing.Given, backward: bool | Callable[[Any], Tensor]
-) -> Program:
+) -> FlatProgram:
     """The program of what `torch.export.export(strict=True)` reads; it shares the model's tensors.
 
     A joint program is traced from the modules of the forward one. Raises `NotCallable` for what is no module,
@@ -51,7 +51,7 @@ def strict_program(
     return joint
 
 
-def _forward(model: nn.Module, given: tracing.Given) -> Program:
+def _forward(model: nn.Module, given: tracing.Given) -> FlatProgram:
     program = _read(model, given, ())
     if not given.preserve:
         return program
@@ -60,7 +60,7 @@ def _forward(model: nn.Module, given: tracing.Given) -> Program:
     return _read(model, given, tuple(paths))
 
 
-def _read(model: nn.Module, given: tracing.Given, preserved: tuple[str, ...]) -> Program:
+def _read(model: nn.Module, given: tracing.Given, preserved: tuple[str, ...]) -> FlatProgram:
     note = (
         f"whence was capturing {type(model).__name__} with strict=True, through torch.export; "
         "strict=False runs the model instead of reading its code"
@@ -89,7 +89,7 @@ def _functions_in(exported: ExportedProgram) -> tuple[str, ...]:
     return ("a custom autograd function",) if read else ()
 
 
-def _as_asked(model: nn.Module, given: tracing.Given, program: Program) -> dict[str, Limits]:
+def _as_asked(model: nn.Module, given: tracing.Given, program: FlatProgram) -> dict[str, Limits]:
     """The limits of sizes, with those below which PyTorch checks nothing where somebody wrote them."""
     limits, dynamic = dict(program.convention.limits), example_of(subject_of(model), given).dynamic
     for at, wish in {} if dynamic is None else dynamic.wishes.items():
@@ -102,7 +102,7 @@ def _as_asked(model: nn.Module, given: tracing.Given, program: Program) -> dict[
     return limits
 
 
-def _as_in_model(model: nn.Module, program: Program) -> Iterator[ModuleRecord]:
+def _as_in_model(model: nn.Module, program: FlatProgram) -> Iterator[ModuleRecord]:
     """The hierarchy of the model, with what the export found besides: constants, and modules in variables."""
     names = {id(tensor): name for name, tensor in program.state.items()}
     found = {record.path: record for record in program.modules}

@@ -5,7 +5,7 @@ from whence.program.arguments.fitting import AskedMode
 from whence.program.calls import Absent, Call, Calls, Constant, Named, Structure
 from whence.program.layers import Layers
 from whence.program.node_records import Adjoint, Contribution, GraphFacts
-from whence.program.program import Circumstances, ModuleRecord, Program
+from whence.program.program import Circumstances, FlatProgram, ModuleRecord
 from whence.program.queries.decisions import DecisionByValue
 from whence.program.signature import Input, Output, Part, Signature, Whole
 
@@ -20,6 +20,7 @@ __all__ = [
     "Contribution",
     "Convention",
     "DecisionByValue",
+    "FlatProgram",
     "GraphFacts",
     "Input",
     "Layers",
@@ -27,7 +28,6 @@ __all__ = [
     "Named",
     "Output",
     "Part",
-    "Program",
     "Signature",
     "Structure",
     "Whole",

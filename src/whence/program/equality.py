@@ -32,7 +32,7 @@ from whence.provenance import CallSite, Source
 from whence.schema import InputKind, Phase
 
 if TYPE_CHECKING:
-    from whence.program.program import Program
+    from whence.program.program import FlatProgram
 
 NOT_PLACED = frozenset({"placeholder", "output", "get_attr"})
 """Kinds of nodes that no call holds."""
@@ -85,7 +85,7 @@ class Regions:
     `homes` gives the call that holds each node, and `own` the positions of the nodes of each call.
     """
 
-    def __init__(self, program: "Program") -> None:
+    def __init__(self, program: "FlatProgram") -> None:
         self.program = program
         self.rows = program.calls.rows
         self.ends = program.calls.ends

@@ -12,7 +12,7 @@ from whence.provenance import CallSite
 from whence.schema import Phase
 
 if TYPE_CHECKING:
-    from whence.program.program import Program
+    from whence.program.program import FlatProgram
 
 _Enclosing = tuple[int, int] | None
 
@@ -45,7 +45,7 @@ class Layers:
         return f"{self.type} × {len(self)}: {between.join(sites)}, {nodes} nodes each"
 
 
-def layers_of(program: "Program") -> tuple[Layers, ...]:
+def layers_of(program: "FlatProgram") -> tuple[Layers, ...]:
     """The groups of equal calls, in the order of their first calls.
 
     A group that follows from another one is left out: where 32 equal layers hold one attention each, these
@@ -66,7 +66,7 @@ def _groups(first: Sequence[int]) -> dict[int, list[int]]:
     return {leader: calls for leader, calls in groups.items() if len(calls) > 1}
 
 
-def _groups_around(program: "Program", groups: Mapping[int, list[int]]) -> list[_Enclosing]:
+def _groups_around(program: "FlatProgram", groups: Mapping[int, list[int]]) -> list[_Enclosing]:
     """For each call, the innermost call around it that equals others, and the first of these."""
     group_of = {number: leader for leader, calls in groups.items() for number in calls}
     around: list[_Enclosing] = [None]

@@ -112,9 +112,9 @@ class Circumstances:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Program(OpensInNotebook):
+class FlatProgram(OpensInNotebook):
     """One flat functional graph, its signature, origins, calls, and the tensors of the model it was
-    captured from.
+    captured from: what every room is given. `whence.Program` is this, with the questions that rooms above answer.
 
     What each node is lies on the node (`node_records`), and `facts` says it of all of them. `result` is the
     structure of what the captured callable returns. `modules` are the names of the model's hierarchy. `state`
@@ -136,7 +136,7 @@ class Program(OpensInNotebook):
     step: Step | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
     history: tuple[PassEntry, ...] = ()
-    variants: tuple["Program", ...] = ()
+    variants: tuple["FlatProgram", ...] = ()
 
     @property
     def name(self) -> str:

@@ -13,11 +13,11 @@ from whence._torch.record.recorder import FakeTensor
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
 from whence.errors import CallError, Fault, UsageError
 from whence.program.arguments.variants import with_variants
-from whence.program.program import Program
+from whence.program.program import FlatProgram
 from whence.program.signature import Input, Whole
 from whence.schema import STATE_KINDS
 
-P = TypeVar("P", bound=Program)
+P = TypeVar("P", bound=FlatProgram)
 
 
 def with_state(program: P, view: str) -> P:
@@ -41,7 +41,7 @@ def view_faults(view: object) -> list[Fault]:
     return [Fault(f"state cannot be {view!r}", remedy='use "inputs" or "attributes"')]
 
 
-def refuse_elsewhere(program: Program) -> None:
+def refuse_elsewhere(program: FlatProgram) -> None:
     """Raise `UsageError` for a program that was captured for a device on which its state is not."""
     wanted = program.circumstances.device
     if wanted is None:
@@ -93,14 +93,14 @@ def _graph_over(old: fx.Graph, held: tuple[Input, ...], inputs: tuple[Input, ...
     return graph
 
 
-def state_of_loss(program: Program) -> tuple[Input, ...]:
+def state_of_loss(program: FlatProgram) -> tuple[Input, ...]:
     """The state that no module of the model holds, and the loss function does."""
     known = {record.path for record in program.modules}
     rows = program.signature.state if program.loss_function is not None else ()
     return tuple(row for row in rows if row.module is not None and row.module not in known)
 
 
-def bound_state(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def bound_state(program: FlatProgram, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The program's state with tensors of another model in place of the captured ones, by qualified name."""
     rows = [(row.name, (row.path, *row.aliases)) for row in program.signature.state]
     rows += [

@@ -12,7 +12,7 @@ from whence._torch.operators.schemas import op_name, traits, written_arguments
 from whence._torch.sizes.symbols import SYMBOLIC
 from whence.errors import MalformedProgram
 from whence.program.node_records import has_origin, origin_of
-from whence.program.program import Program
+from whence.program.program import FlatProgram
 from whence.program.queries.printing import marked
 from whence.program.signature import describe
 from whence.provenance import Origin
@@ -41,7 +41,7 @@ class Broken:
 class Looked:
     """A program with the nodes of its graph and their origins: gone through once, for all rules."""
 
-    program: Program
+    program: FlatProgram
     nodes: Sequence[fx.Node]
     origins: Sequence[Origin]
     operations: Sequence[tuple[fx.Node, Origin]]
@@ -50,7 +50,7 @@ class Looked:
 Rule = Callable[[Looked], Iterator[Broken]]
 
 
-def check(program: Program) -> None:
+def check(program: FlatProgram) -> None:
     """Raise `MalformedProgram` naming every broken rule, with the message at each node."""
     broken = faults(program)
     if broken:
@@ -61,7 +61,7 @@ def check(program: Program) -> None:
         raise error
 
 
-def faults(program: Program, *, without_state: bool = False) -> list[Broken]:
+def faults(program: FlatProgram, *, without_state: bool = False) -> list[Broken]:
     """Every broken rule, but for that on tensors where a program may be without them."""
     nodes = tuple(program.graph.nodes)
     origins = tuple(map(origin_of, nodes))

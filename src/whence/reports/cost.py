@@ -21,7 +21,7 @@ from whence._torch.sizes.symbols import (
 )
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import UsageError
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.devices import Device, device_of
@@ -155,7 +155,7 @@ class Cost(OpensInNotebook):
 
 
 def cost_of(
-    program: Program, device: str | Device | None = None, sizes: Mapping[str, int] | None = None
+    program: FlatProgram, device: str | Device | None = None, sizes: Mapping[str, int] | None = None
 ) -> Cost:
     """Read from shapes alone; nothing runs. Raises `UsageError` for sizes that are known to no one."""
     found = device_of(device)
@@ -232,7 +232,7 @@ class _Counting:
                 self.nodes[span] = [(each, replace(cost, taken=False)) for each, cost in self.nodes[span]]
 
 
-def _formulas(program: Program, nodes: Iterable[tuple[fx.Node, NodeCost]]) -> dict[str, str]:
+def _formulas(program: FlatProgram, nodes: Iterable[tuple[fx.Node, NodeCost]]) -> dict[str, str]:
     """The totals over the names of open sizes, where there are any."""
     terms: dict[str, Counter[Any]] = {}
     unknown = set[str]()
@@ -261,7 +261,7 @@ def _is_open(value: Any) -> bool:
     return any(has_open_sizes(leaf) if isinstance(leaf, Tensor) else is_symbolic(leaf) for leaf in leaves)
 
 
-def checked_sizes(program: Program, sizes: Mapping[str, int] | None) -> Mapping[str, int]:
+def checked_sizes(program: FlatProgram, sizes: Mapping[str, int] | None) -> Mapping[str, int]:
     """The sizes that were given; raises `UsageError` for names that no size has, and for no sizes."""
     if not sizes:
         return {}
@@ -302,7 +302,7 @@ def _dtype(value: Any) -> str:
 
 
 def _rows(
-    program: Program, nodes: list[tuple[fx.Node, NodeCost]], at: Mapping[str, int], device: Device | None
+    program: FlatProgram, nodes: list[tuple[fx.Node, NodeCost]], at: Mapping[str, int], device: Device | None
 ) -> Iterator[CallCost]:
     calls = program.calls
     flops: list[Counter[str]] = [Counter() for _ in calls.rows]
@@ -336,7 +336,7 @@ def _rows(
         )
 
 
-def _parameters(program: Program) -> dict[tuple[str, ...], list[Any]]:
+def _parameters(program: FlatProgram) -> dict[tuple[str, ...], list[Any]]:
     """The parameters in each module, by path; one that has several names there is in it once."""
     found: dict[tuple[str, ...], list[Any]] = {}
     for row in program.signature.state:

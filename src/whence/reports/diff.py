@@ -21,7 +21,7 @@ from whence._torch.graphs import nodes_in
 from whence._torch.operators.schemas import op_name
 from whence._torch.pytrees import tree_flatten
 from whence.errors import UsageError
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.program.signature import describe
@@ -111,7 +111,7 @@ class Diff(OpensInNotebook):
         return "\n".join([*lines, *map(str, self.rows), *changed])
 
 
-def diff_of(before: Program, after: Program) -> Diff:
+def diff_of(before: FlatProgram, after: FlatProgram) -> Diff:
     """From one program to another; neither runs."""
     sites = [{str(call.site): call.site.type for call in each.calls} for each in (before, after)]
     shared = [site for site in sites[0] if site in sites[1]]
@@ -127,7 +127,7 @@ def diff_of(before: Program, after: Program) -> Diff:
     )
 
 
-def _figures(before: Program, after: Program) -> Iterator[tuple[str, int, int]]:
+def _figures(before: FlatProgram, after: FlatProgram) -> Iterator[tuple[str, int, int]]:
     """None where data decide sizes: nobody said which."""
     try:
         was, now = _totals(before), _totals(after)
@@ -138,14 +138,14 @@ def _figures(before: Program, after: Program) -> Iterator[tuple[str, int, int]]:
             yield name, was.get(name, 0), now.get(name, 0)
 
 
-def _totals(program: Program) -> dict[str, int]:
+def _totals(program: FlatProgram) -> dict[str, int]:
     total, memory = cost_of(program).total, memory_of(program)
     flops = {f"{phase} FLOPs": count for phase, count in total.flops.items()}
     moved = {"parameters": total.parameters, "bytes moved": total.read + total.written}
     return {**flops, **moved, "kept bytes": memory.kept_bytes, "peak bytes": memory.peak}
 
 
-def _rows(before: Program, after: Program) -> list[CallChange]:
+def _rows(before: FlatProgram, after: FlatProgram) -> list[CallChange]:
     """By what operations make; in calls where that is alike by constants; if all is, by what they read."""
     told = _Wording(before), _Wording(after)
     rows = list(_changes(*(each.bag(each.made) for each in told)))
@@ -158,7 +158,7 @@ def _rows(before: Program, after: Program) -> list[CallChange]:
 class _Wording:
     """What is said of the nodes of a program, of each once."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: FlatProgram) -> None:
         self._program = program
         self._operations = [node for node in program.nodes() if node.op == "call_function"]
         self._sites: dict[fx.Node, tuple[str, str]] = {}
@@ -268,12 +268,12 @@ def _folded(changes: list[CallChange]) -> Iterator[CallChange]:
         yield CallChange(calls, first.phase, first.added, first.removed, first.moved)
 
 
-def _inputs(program: Program) -> list[str]:
+def _inputs(program: FlatProgram) -> list[str]:
     rows = (*program.signature.attributes, *program.signature.inputs)
     return [f"{row.path}: {describe(row.value)}" for row in rows]
 
 
-def _outputs(program: Program) -> list[str]:
+def _outputs(program: FlatProgram) -> list[str]:
     nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
     return [
         f"{row.kind.value} {row.path}: {describe(nodes[row.node] if row.node else row.value)}"

@@ -7,7 +7,7 @@ from torch import fx
 
 from whence._torch.graphs import nested_graph
 from whence._torch.record.annotations import said_of
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.queries.marks import marked
 from whence.program.signature import Input, describe
 from whence.reports.cost import NodeCost, checked_sizes, data_named
@@ -23,7 +23,7 @@ INSIDE = "/"
 
 
 def figures_of(
-    program: Program,
+    program: FlatProgram,
     device: str | Device | None = None,
     sizes: Mapping[str, int] | None = None,
     values: Mapping[str, float] | None = None,
@@ -61,7 +61,7 @@ def _figures(cost: NodeCost) -> list[float]:
     return [cost.flops, cost.read, cost.written, cost.seconds]
 
 
-def _inside(program: Program, costs: Mapping[str, NodeCost]) -> dict[str, list[float]]:
+def _inside(program: FlatProgram, costs: Mapping[str, NodeCost]) -> dict[str, list[float]]:
     """What the graphs take that a node runs, for those who show none of their nodes."""
     found = {}
     for node in program.graph.nodes:
@@ -78,7 +78,7 @@ def _named(module: fx.GraphModule, around: str = "") -> Iterator[tuple[str, fx.N
             yield from _named(inner, f"{around}{node.name}{INSIDE}")
 
 
-def _chosen(program: Program) -> dict[str, Any]:
+def _chosen(program: FlatProgram) -> dict[str, Any]:
     """Which nodes are marked, and what is said of nodes, by position; which inputs modules hold."""
     place = {node: at for at, node in enumerate(program.nodes())}
     said: dict[str, dict[str, list[int]]] = {}
@@ -98,7 +98,7 @@ def _held(row: Input) -> dict[str, Any]:
     return {"type": row.module_type, "is_held": row.module is not None}
 
 
-def _bases(program: Program, sizes: Mapping[str, int] | None) -> dict[str, str]:
+def _bases(program: FlatProgram, sizes: Mapping[str, int] | None) -> dict[str, str]:
     """Of each view: the first node that made the memory in which it lies."""
     with data_named():
         bases: Mapping[fx.Node, tuple[fx.Node, ...]] = Storages(program, checked_sizes(program, sizes)).bases

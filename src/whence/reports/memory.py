@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from whence._torch.graphs import nodes_in
 from whence._torch.operators.schemas import op_name
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.node_records import origin_of, place_of, record_of
 from whence.program.queries.marks import READS_NO_VALUE
 from whence.program.queries.notebook import OpensInNotebook
@@ -106,7 +106,7 @@ def _kept_line(rows: Sequence[Kept]) -> str:
     return f"kept {scaled(first.bytes)}B{times}: {first.operation} in {place}, which {first.reads}"
 
 
-def memory_of(program: Program, sizes: Mapping[str, int] | None = None) -> Memory:
+def memory_of(program: FlatProgram, sizes: Mapping[str, int] | None = None) -> Memory:
     """Read from shapes alone; nothing runs."""
     with data_named():
         return _memory(Storages(program, checked_sizes(program, sizes)))
@@ -134,7 +134,7 @@ class Storages:
     """Which nodes share memory, and for how long it is needed; of a graph inside without what it is given."""
 
     def __init__(
-        self, program: Program, sizes: Mapping[str, int], inside: fx.GraphModule | None = None
+        self, program: FlatProgram, sizes: Mapping[str, int], inside: fx.GraphModule | None = None
     ) -> None:
         self.program = program
         self.graph = program.graph if inside is None else inside.graph

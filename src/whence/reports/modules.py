@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from whence.program import Calls, Program
+from whence.program import Calls, FlatProgram
 from whence.program.node_records import origin_of
 from whence.provenance import Origin
 from whence.schema import InputKind, Phase
@@ -49,7 +49,7 @@ class ModuleReport:
         return {**asdict(self), "rows": rows}
 
 
-def module_report(program: Program, *, depth: int | None = None) -> ModuleReport:
+def module_report(program: FlatProgram, *, depth: int | None = None) -> ModuleReport:
     """Count what each call holds; `depth` limits how deep the rows go (the program is 0)."""
     counts = _counts_by_call(program)
     sizes = _sizes_by_path(program)
@@ -115,7 +115,7 @@ def _shown(group: list[tuple[ModuleRow, ...]]) -> Iterator[FoldedRow]:
     yield from folded(first[1:]) if len(first) > 1 else ()
 
 
-def _counts_by_call(program: Program) -> Counter[tuple[int, Phase]]:
+def _counts_by_call(program: FlatProgram) -> Counter[tuple[int, Phase]]:
     origins = [origin_of(node) for node in program.nodes() if node.op == "call_function"]
     return Counter((call, origin.phase) for origin in origins for call in calls_around(program.calls, origin))
 
@@ -130,13 +130,13 @@ def calls_around(calls: Calls, origin: Origin) -> list[int]:
     return calls.around(origin.calls[0] if is_of_one else origin.place)
 
 
-def _sizes_by_path(program: Program) -> list[tuple[tuple[str, ...], int]]:
+def _sizes_by_path(program: FlatProgram) -> list[tuple[tuple[str, ...], int]]:
     rows = (row for row in program.signature.state if row.kind is InputKind.PARAMETER)
     return [(tuple(row.path.split(".")), row.value.numel()) for row in rows if isinstance(row.value, Tensor)]
 
 
 def _rows(
-    program: Program, counts: Counter[tuple[int, Phase]], sizes: list[tuple[tuple[str, ...], int]]
+    program: FlatProgram, counts: Counter[tuple[int, Phase]], sizes: list[tuple[tuple[str, ...], int]]
 ) -> Iterator[ModuleRow]:
     for call in program.calls.rows:
         path = call.site.path

@@ -16,7 +16,17 @@ from whence._torch.operators.schemas import op_name
 from whence._torch.record.annotations import said_of
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of, spelled
 from whence._torch.versions.release import release
-from whence.program import Absent, Call, Constant, DecisionByValue, Input, Named, Output, Program, Structure
+from whence.program import (
+    Absent,
+    Call,
+    Constant,
+    DecisionByValue,
+    FlatProgram,
+    Input,
+    Named,
+    Output,
+    Structure,
+)
 from whence.program.node_records import record_of
 from whence.program.queries.plain import plain_fields
 from whence.provenance import Origin
@@ -25,7 +35,7 @@ SCHEMA = 1
 _NAMED = {torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "format"}
 
 
-def plain(program: Program) -> dict[str, Any]:
+def plain(program: FlatProgram) -> dict[str, Any]:
     """Everything that a program says about its graph; tensors themselves are not in it."""
     return {
         "schema": SCHEMA,
@@ -82,7 +92,7 @@ def _leaf(leaf: Named | Constant | Absent) -> Any:
             return {"absent": reason}
 
 
-def _node(node: fx.Node, program: Program) -> dict[str, Any]:
+def _node(node: fx.Node, program: FlatProgram) -> dict[str, Any]:
     inner, said = nested_graph(node), said_of(node)
     return {
         "name": node.name,

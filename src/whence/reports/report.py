@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from whence.errors import UsageError
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance import ModulePath, PathPattern
@@ -97,7 +97,7 @@ def _in_markdown(text: str) -> str:
 
 
 def report_of(
-    program: Program,
+    program: FlatProgram,
     *,
     depth: int | None = None,
     sort: str | None = None,
@@ -145,7 +145,7 @@ def _chosen(rows: list[ModuleRow], sort: str | None, where: str | None) -> list[
     return sorted(flat, key=lambda row: -dict(row.figures).get(sort, row.parameters))
 
 
-def _kept_by_call(program: Program, memory: Memory) -> Counter[int]:
+def _kept_by_call(program: FlatProgram, memory: Memory) -> Counter[int]:
     found: Counter[int] = Counter()
     for row in memory.kept:
         for number in program.calls.around(origin_of(program.node(row.node)).place):

@@ -7,11 +7,11 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from torch import fx
 
 from whence.errors import UsageError
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.arguments.variants import with_variants
 from whence.rewriting.track import Edit, track
 
-P = TypeVar("P", bound=Program)
+P = TypeVar("P", bound=FlatProgram)
 _MOST = 200
 """Letters of a pass in the history: one may hold a table of hundreds of functions."""
 

@@ -10,7 +10,7 @@ from typing_extensions import TypeVar
 
 from whence._torch.graphs import fake_result, own_copy, replacements_told
 from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageError
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.arguments.variants import alone
 from whence.program.program import PassEntry
 from whence.program.wellformed import Broken, shown
@@ -21,7 +21,7 @@ from whence.rewriting.edits.carry import carried, carried_faults
 from whence.rewriting.edits.faults import faults_of
 from whence.rewriting.edits.origins import NodeSources, sources_of, write_origins
 
-P = TypeVar("P", bound=Program, default=Any)
+P = TypeVar("P", bound=FlatProgram, default=Any)
 _STALE = "take nodes inside the block, from edit.graph or edit.node(name)"
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from whence._torch.elsewhere.recorder import told
 from whence._torch.subclasses.fully_sharded import sharding_put_aside
 from whence._torch.subclasses.wrapper_subclasses import is_composed
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.tracing.answers import Answers
@@ -35,7 +35,7 @@ from whence.tracing.variants import captured_for_sizes
 
 def capture(
     model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], *, reuse: bool = True
-) -> tuple[Program, Observed]:
+) -> tuple[FlatProgram, Observed]:
     """The program of `model` on these example inputs, with its state as inputs, and what the model read.
 
     With `reuse`, a call that is like one that was recorded is not run again.
@@ -54,8 +54,8 @@ def capture(
 
 def _captured_for_sizes(
     model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], reuse: bool
-) -> tuple[Program, Observed]:
-    def once(answers: Answers, given: Given) -> tuple[Program, Observed]:
+) -> tuple[FlatProgram, Observed]:
+    def once(answers: Answers, given: Given) -> tuple[FlatProgram, Observed]:
         wanted = Reuse(reuse, joint=bool(backward), composites=not backward, answers=answers)
         wish = wanted.but_where(given.decide, DECIDES)
         return until_it_holds(wish, partial(_attempted, model, given, backward))
@@ -65,7 +65,7 @@ def _captured_for_sizes(
 
 def _attempted(
     model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], reuse: Reuse
-) -> tuple[Program, Observed]:
+) -> tuple[FlatProgram, Observed]:
     program, observed = attempted(given, lambda held: _captured(model, given, backward, held, reuse))
     return program.under(loss_function=backward if callable(backward) else None), observed
 
@@ -76,7 +76,7 @@ def _captured(
     backward: bool | Callable[[Any], Tensor],
     interrupts: Interrupts,
     reuse: Reuse,
-) -> tuple[Program, Observed, Session]:
+) -> tuple[FlatProgram, Observed, Session]:
     subject = subject_of(model)
     refuse_sharding(subject, differentiates=bool(backward))
     example = example_of(subject, given)

@@ -14,7 +14,7 @@ from whence._torch.autograd.mode_questions import GRAD
 from whence._torch.sizes.symbols import admit
 from whence.dependence.asking import Failed, attempt
 from whence.errors import Fault, WhenceError
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.arguments.open_sizes import SizeRule, Sizes
 from whence.program.arguments.variants import in_words
 from whence.program.guards.observed import Observed
@@ -23,10 +23,10 @@ from whence.tracing.answers import Answers, with_eager_answers
 from whence.tracing.decisions import with_decisions, with_open_numbers
 from whence.tracing.target.example import Given, Numbers
 
-P = TypeVar("P", bound=Program)
+P = TypeVar("P", bound=FlatProgram)
 _MOST = 16
 """A model that branches by more sizes than this is left with its rules, and a warning says so."""
-Captured = tuple[Program, Observed]
+Captured = tuple[FlatProgram, Observed]
 _FEW = 2
 """A branch that excludes more sizes than this is about ranges, and is left alone."""
 _LARGEST = 4096
@@ -79,7 +79,7 @@ def with_variants_at(program: P, again: Callable[[tuple[Numbers, ...]], P]) -> P
     return program.with_changes(variants=tuple(found.values()))
 
 
-def _missing(program: Program, known: _Excluded) -> Iterator[_Excluded]:
+def _missing(program: FlatProgram, known: _Excluded) -> Iterator[_Excluded]:
     """The sizes that a program excludes, beside those that are numbers in it."""
     sizes = program.convention.sizes
     if sizes is None:
@@ -223,7 +223,7 @@ def _is_same(open_: Captured, fixed: Captured | Failed, at: Mapping[str, int]) -
     return _conditions(other) <= _conditions(program) and same_operations(program, other, at)
 
 
-def _conditions(program: Program) -> set[str]:
+def _conditions(program: FlatProgram) -> set[str]:
     sizes = program.convention.sizes
     return set() if sizes is None else {rule.condition for rule in sizes.rules}
 

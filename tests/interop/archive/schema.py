@@ -11,7 +11,7 @@ from whence import schema as vocabularies
 from whence.interop.archive.records.forms import Atom, Choice, Field, Fixed, Form, Record, Row, Table, form_of
 from whence.interop.archive.records.kinds import Special
 from whence.interop.archive.saved import _FIELDS, _FORMER, FORMAT, VERSION
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.schema import Phase, Quality
 
 Json = dict[str, Any]
@@ -37,7 +37,7 @@ _SPECIAL: Mapping[str, Json] = {
 
 def archive_schema() -> Json:
     """The whole of it: every record is a definition under its name."""
-    hints = get_type_hints(Program)
+    hints = get_type_hints(FlatProgram)
     records: dict[str, Json] = {}
     fields = {name: _of(form_of(hints[name]), records) for name in _FIELDS}
     fields |= {name: _of(form, records) for name, form in _FORMER.items()}

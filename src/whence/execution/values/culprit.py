@@ -12,10 +12,10 @@ from whence.errors import UsageError
 from whence.execution.compare import same_bits
 from whence.execution.values.first import First, Given, first_difference
 from whence.execution.values.walk import inputs_of, walk
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.rewriting import GraphPass, Pass, apply
 
-P = TypeVar("P", bound=Program)
+P = TypeVar("P", bound=FlatProgram)
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Culprit:
 
     name: str
     position: int
-    before: Program
-    after: Program
+    before: FlatProgram
+    after: FlatProgram
     outputs: tuple[str, ...]
     first: First | None
 
@@ -43,14 +43,14 @@ class Culprit:
 class _Passes:
     """The programs after so many of the passes, each made when it is asked for."""
 
-    first: Program
+    first: FlatProgram
     passes: Sequence[Pass | GraphPass]
 
     @cached_property
-    def made(self) -> list[Program]:
+    def made(self) -> list[FlatProgram]:
         return [self.first]
 
-    def after(self, count: int) -> Program:
+    def after(self, count: int) -> FlatProgram:
         while len(self.made) <= count:
             self.made.append(apply(self.made[-1], self.passes[len(self.made) - 1]))
         return self.made[count]
@@ -87,7 +87,7 @@ def _told(made: _Passes, wrong: int, given: Given, *, can_run: bool) -> Culprit:
     return Culprit(name, wrong - 1, before, after, outputs, _first(before, after, given))
 
 
-def _first(before: Program, after: Program, given: Given) -> First | None:
+def _first(before: FlatProgram, after: FlatProgram, given: Given) -> First | None:
     state = torch.get_rng_state()
     try:
         return first_difference(after, before, given)
@@ -95,7 +95,7 @@ def _first(before: Program, after: Program, given: Given) -> First | None:
         torch.set_rng_state(state)
 
 
-def _outputs(program: Program, given: Given) -> dict[str, Any]:
+def _outputs(program: FlatProgram, given: Given) -> dict[str, Any]:
     """The values of all outputs by name, from the random state of now, which stays as it is."""
     state = torch.get_rng_state()
     nodes = frozenset(row.node for row in program.signature.outputs if row.node is not None)
@@ -109,7 +109,7 @@ def _outputs(program: Program, given: Given) -> dict[str, Any]:
     return {row.name: row.value if row.node is None else values[row.node] for row in rows}
 
 
-def _different(expected: Mapping[str, Any], program: Program, given: Given) -> tuple[str, ...]:
+def _different(expected: Mapping[str, Any], program: FlatProgram, given: Given) -> tuple[str, ...]:
     found = _outputs(program, given)
     return tuple(name for name, value in expected.items() if not _same(value, found[name]))
 

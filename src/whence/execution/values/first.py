@@ -15,7 +15,7 @@ from whence._torch.operators.table import said_of
 from whence._torch.pytrees import tree_flatten
 from whence.execution.compare import Comparison, beside, same_bits
 from whence.execution.values.walk import inputs_of, walk
-from whence.program import Named, Program
+from whence.program import FlatProgram, Named
 from whence.program.node_records import origin_of
 from whence.program.queries.plain import plain_fields
 from whence.program.signature import describe
@@ -46,7 +46,7 @@ class First:
 Given = tuple[tuple[Any, ...], Mapping[str, Any] | None, Mapping[str, Any]]
 
 
-def first_nonfinite(program: Program, given: Given) -> First | None:
+def first_nonfinite(program: FlatProgram, given: Given) -> First | None:
     """The first operation that makes a NaN of what holds none, or an infinity of what is finite.
 
     An infinity that is written down (a mask filled with `-inf`), and what it is handed on to, is meant to be
@@ -81,7 +81,7 @@ def _writes_infinity(node: fx.Node) -> bool:
     return any(isinstance(leaf, float) and math.isinf(leaf) for leaf in leaves)
 
 
-def first_difference(program: Program, other: Program, given: Given) -> First | None:
+def first_difference(program: FlatProgram, other: FlatProgram, given: Given) -> First | None:
     """The first node of the program whose value the node of that name in another program does not have.
 
     Both begin with the same random state, and read their own weights; nodes that only one of them has are
@@ -114,11 +114,11 @@ def _otherwise(found: Any, expected: Any) -> Iterator[str]:
             yield f"differs by up to {float(largest):.3g}"
 
 
-def _found(program: Program, node: fx.Node, why: str) -> First:
+def _found(program: FlatProgram, node: fx.Node, why: str) -> First:
     return First(node.name, program.where(node), why)
 
 
-def first_divergence(program: Program, subject: Subject, args: Any, kwargs: Any) -> str | None:
+def first_divergence(program: FlatProgram, subject: Subject, args: Any, kwargs: Any) -> str | None:
     """The call site, class and source line of the first difference in the forward; None if there is none."""
     return first_unequal(by_call(program, subject, args, kwargs))
 
@@ -128,7 +128,7 @@ def first_unequal(rows: Iterable[Comparison]) -> str | None:
     return next((f"{row.name}, {row.note}" for row in rows if not row.equal), None)
 
 
-def by_call(program: Program, subject: Subject, args: Any, kwargs: Any) -> Iterator[Comparison]:
+def by_call(program: FlatProgram, subject: Subject, args: Any, kwargs: Any) -> Iterator[Comparison]:
     """What each call of a module returns in eager and in the program, in the order in which calls end."""
     rng = torch.get_rng_state()
     values = _forward_values(program, (args, kwargs))
@@ -139,7 +139,7 @@ def by_call(program: Program, subject: Subject, args: Any, kwargs: Any) -> Itera
     return calls_beside(program, watcher, values)
 
 
-def calls_beside(program: Program, watcher: "Watcher", values: Mapping[str, Any]) -> Iterator[Comparison]:
+def calls_beside(program: FlatProgram, watcher: "Watcher", values: Mapping[str, Any]) -> Iterator[Comparison]:
     """What each call returned that was watched, beside the values of nodes in a program."""
     calls = {(call.site.path, call.site.index): call for call in program.calls}
     for site, leaves in watcher.finished:
@@ -154,7 +154,7 @@ def calls_beside(program: Program, watcher: "Watcher", values: Mapping[str, Any]
                     yield row if row.equal else replace(row, note=f"{row.note}, {line}" if row.note else line)
 
 
-def _forward_values(program: Program, flat: tuple[Any, Any]) -> dict[str, Any]:
+def _forward_values(program: FlatProgram, flat: tuple[Any, Any]) -> dict[str, Any]:
     """What nodes of the forward hold; copies of state and arguments, which eager may write."""
     values: dict[str, Any] = {}
     with torch.no_grad():

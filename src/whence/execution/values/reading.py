@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from whence._torch.pytrees import tree_flatten
 from whence.errors import SelectionError, UsageError
 from whence.execution.values.walk import Patch, inputs_of, walk
-from whence.program import Call, Named, Program, Structure
+from whence.program import Call, FlatProgram, Named, Structure
 from whence.program.queries.selecting import SEPARATOR
 from whence.program.signature import describe
 from whence.provenance import CallSite
@@ -39,7 +39,7 @@ class Values:
 
 
 def run(
-    program: Program,
+    program: FlatProgram,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any] | None,
     *,
@@ -70,7 +70,7 @@ def name_of(key: ValueKey) -> str:
     return key.name if isinstance(key, fx.Node) else str(key)
 
 
-def _target(program: Program, key: ValueKey) -> str | Structure | list[str]:
+def _target(program: FlatProgram, key: ValueKey) -> str | Structure | list[str]:
     """The node, the structure of nodes, or the nodes that are meant."""
     if isinstance(key, str) and SEPARATOR in key:
         nodes = [node.name for node in program.select(key) if node.graph is program.graph]
@@ -105,7 +105,7 @@ def _filled(target: str | Structure | list[str], values: Mapping[str, Any]) -> A
     return values[target] if isinstance(target, str) else {name: values[name] for name in target}
 
 
-def _patches(program: Program, patch: Mapping[Any, Any]) -> Iterator[tuple[str, Patch]]:
+def _patches(program: FlatProgram, patch: Mapping[Any, Any]) -> Iterator[tuple[str, Patch]]:
     order = {node.name: at for at, node in enumerate(program.graph.nodes)}
     for key, new in patch.items():
         target = _target(program, key)

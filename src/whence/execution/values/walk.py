@@ -11,7 +11,7 @@ from whence._torch.graphs import nested_graph
 from whence._torch.subclasses.fully_sharded import whole
 from whence.errors import UsageError
 from whence.hierarchy.emit.source import run_as
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.state import refuse_elsewhere
 from whence.schema import InputKind, OutputKind
 
@@ -20,7 +20,7 @@ Patch = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 def walk(
-    program: Program,
+    program: FlatProgram,
     inputs: Mapping[str, Any],
     *,
     patches: Mapping[str, Patch] | None = None,
@@ -53,7 +53,7 @@ def walk(
                 values.pop(name, None)
 
 
-def _value(program: Program, node: fx.Node, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+def _value(program: FlatProgram, node: fx.Node, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
     if node.op == "placeholder":
         return inputs[node.name]
     if (branch := nested_graph(node)) is not None:
@@ -77,7 +77,7 @@ def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[str]]:
     return found
 
 
-def _tangents(program: Program) -> dict[str, list[str]]:
+def _tangents(program: FlatProgram) -> dict[str, list[str]]:
     """The tangents of each value that the captured callable returns."""
     nodes = {row.name: row.node for row in program.signature.outputs_of(OutputKind.USER)}
     found: dict[str, list[str]] = {}
@@ -88,7 +88,7 @@ def _tangents(program: Program) -> dict[str, list[str]]:
 
 
 def inputs_of(
-    program: Program, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, others: Mapping[str, Any]
+    program: FlatProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, others: Mapping[str, Any]
 ) -> dict[str, Any]:
     """A value for each placeholder: the program's state, these arguments, and `others` by name or path.
 
@@ -115,5 +115,5 @@ def inputs_of(
     return {name: held.detach() if isinstance(held, Tensor) else held for name, held in values.items()}
 
 
-def _holds_gradients(program: Program) -> bool:
+def _holds_gradients(program: FlatProgram) -> bool:
     return program.has_backward or program.step is not None

@@ -17,7 +17,7 @@ from whence.hierarchy.run.calls import CallBody, Compiler
 from whence.hierarchy.run.captured import captured_of
 from whence.hierarchy.run.variants import keep_variant
 from whence.hierarchy.tree import Tree
-from whence.program import Program, wellformed
+from whence.program import FlatProgram, wellformed
 from whence.program.state import copy_results, refuse_elsewhere
 from whence.provenance import CallSite
 from whence.schema import Phase
@@ -35,22 +35,22 @@ class DissolvedCall:
         return f"{self.call or '(root)'}, {self.phase}: {self.reason}"
 
 
-def unflatten(program: Program, *, copy: bool = False) -> Tree:
+def unflatten(program: FlatProgram, *, copy: bool = False) -> Tree:
     """The module tree of a program, runnable and trainable."""
     return _with_variants(program, _emitted, copy=copy)  # type: ignore[return-value]
 
 
-def unflatten_onto(program: Program, model: object, *, copy: bool = False) -> nn.Module:
+def unflatten_onto(program: FlatProgram, model: object, *, copy: bool = False) -> nn.Module:
     """The module tree of a program as instances of the classes of `model`."""
     return _with_variants(program, partial(_emitted, onto=model), copy=copy)
 
 
-def flat_module(program: Program, *, copy: bool = False) -> Tree:
+def flat_module(program: FlatProgram, *, copy: bool = False) -> Tree:
     """The program as one module with one graph, holding the original's state under its own names."""
     return _with_variants(program, _flat, copy=copy)  # type: ignore[return-value]
 
 
-def _flat(program: Program) -> nn.Module:
+def _flat(program: FlatProgram) -> nn.Module:
     module, flat = _emitted(program), plan(program, flat=True)
     check(flat)
     held = captured_of(module)
@@ -58,7 +58,9 @@ def _flat(program: Program) -> nn.Module:
     return module
 
 
-def _with_variants(program: Program, made: Callable[[Program], nn.Module], *, copy: bool) -> nn.Module:
+def _with_variants(
+    program: FlatProgram, made: Callable[[FlatProgram], nn.Module], *, copy: bool
+) -> nn.Module:
     """The module that is made of a program, behind which are those of its variants."""
     module = made(program)
     for each in program.variants:
@@ -69,7 +71,7 @@ def _with_variants(program: Program, made: Callable[[Program], nn.Module], *, co
     return deepcopy(module, copy_results(held, {}))
 
 
-def flat_calls(program: Program) -> tuple[DissolvedCall, ...]:
+def flat_calls(program: FlatProgram) -> tuple[DissolvedCall, ...]:
     """The calls that have no graph of their own in the tree, and why."""
     refuse_step(program)
     planned = plan(program)
@@ -77,7 +79,7 @@ def flat_calls(program: Program) -> tuple[DissolvedCall, ...]:
     return tuple(dict.fromkeys(rows))
 
 
-def _emitted(program: Program, *, onto: object = None) -> nn.Module:
+def _emitted(program: FlatProgram, *, onto: object = None) -> nn.Module:
     refuse_step(program)
     refuse_elsewhere(program)
     wellformed.check(program)
@@ -87,7 +89,7 @@ def _emitted(program: Program, *, onto: object = None) -> nn.Module:
     return emit(planned, onto=onto)
 
 
-def refuse_step(program: Program) -> None:
+def refuse_step(program: FlatProgram) -> None:
     """A module computes a forward, and a backward when it is asked for one; a step is more than that."""
     if program.step is not None:
         raise UsageError(

@@ -16,7 +16,7 @@ from whence.hierarchy.run.interface import Interface, readable
 from whence.hierarchy.run.wrapper_subclasses import attribute_of
 from whence.program import Structure
 from whence.program.arguments.open_sizes import Reading, function_of
-from whence.program.program import Program
+from whence.program.program import FlatProgram
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _copied(interface: Interface) -> Iterator[tuple[str, int]]:
             yield name, target
 
 
-def _writes(interface: Interface, nodes: Mapping[str, fx.Node], program: Program) -> Iterator[Write]:
+def _writes(interface: Interface, nodes: Mapping[str, fx.Node], program: FlatProgram) -> Iterator[Write]:
     holders = program.facts.holders
     for name, target in interface.writes:
         if isinstance(target, int):

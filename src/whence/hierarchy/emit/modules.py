@@ -11,7 +11,7 @@ from whence.hierarchy.plan.plan import ROOT_CALL, Plan
 from whence.hierarchy.run.calls import CallBody, Compiler
 from whence.hierarchy.run.captured import CAPTURED_MODE, captured_of
 from whence.hierarchy.tree import OWN_NAMES, Tree, TreeList, forward_as
-from whence.program import ModuleRecord, Program
+from whence.program import FlatProgram, ModuleRecord
 from whence.program.state import state_of_loss
 from whence.provenance import ROOT, ModulePath
 from whence.schema import InputKind, Phase
@@ -61,7 +61,7 @@ def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
     return {path: tuple(calls) for path, calls in found.items()}
 
 
-def _trees(program: Program, called: Mapping[ModulePath, object]) -> dict[ModulePath, nn.Module]:
+def _trees(program: FlatProgram, called: Mapping[ModulePath, object]) -> dict[ModulePath, nn.Module]:
     first = {record.path: record.same_as for record in program.modules if record.same_as is not None}
     are_called = {first.get(path, path) for path in called}
     made: dict[ModulePath, nn.Module] = {ROOT: _root(program)}
@@ -75,7 +75,7 @@ def _trees(program: Program, called: Mapping[ModulePath, object]) -> dict[Module
     return made
 
 
-def _root(program: Program) -> Tree:
+def _root(program: FlatProgram) -> Tree:
     record = next((record for record in program.modules if record.path == ROOT), None)
     kind = TreeList if record is not None and record.container in _LISTS else Tree
     return kind(program.name if record is None else record.type)
@@ -141,7 +141,7 @@ def _sign(made: Made, root: Tree) -> None:
                 module.__dict__["forward"] = MethodType(forward_as(parameters), module)
 
 
-def add_constants(root: nn.Module, program: Program) -> None:
+def add_constants(root: nn.Module, program: FlatProgram) -> None:
     """Tensors that no module of the model holds live at the root, as plain attributes.
 
     Those of a loss function are in a module that is no part of the hierarchy: the tree has the model's state.

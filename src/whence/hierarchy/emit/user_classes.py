@@ -16,7 +16,7 @@ from whence._torch.observe.wrappers import seen_through
 from whence.errors import Fault, Place, UsageError
 from whence.hierarchy.plan.plan import ROOT_CALL
 from whence.hierarchy.run.captured import KEY, CapturedOnto, forward, train
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.names import modules_within
 from whence.provenance import ROOT, ModulePath
 
@@ -25,7 +25,7 @@ _UNKNOWN = "Module"
 """The class of a module of which an exported program does not know it."""
 
 
-def instances(program: Program, model: object) -> dict[ModulePath, nn.Module]:
+def instances(program: FlatProgram, model: object) -> dict[ModulePath, nn.Module]:
     """An instance for each module of a model, which is left as it is.
 
     Raises `UsageError` naming every module that does not fit, or cannot be made without `__init__`.
@@ -38,7 +38,7 @@ def instances(program: Program, model: object) -> dict[ModulePath, nn.Module]:
     return {path: made[id(module)] for path, module in given.items()}
 
 
-def _modules_of(program: Program, model: object) -> dict[ModulePath, nn.Module]:
+def _modules_of(program: FlatProgram, model: object) -> dict[ModulePath, nn.Module]:
     if program.calls.entry == ROOT_CALL:
         raise UsageError(
             f"{program.name} is no module, so it has no class to unflatten onto",
@@ -52,7 +52,7 @@ def _modules_of(program: Program, model: object) -> dict[ModulePath, nn.Module]:
     return dict(modules_within(ROOT, seen_through(model)))
 
 
-def _misfits(program: Program, given: Mapping[ModulePath, nn.Module]) -> Iterator[Fault]:
+def _misfits(program: FlatProgram, given: Mapping[ModulePath, nn.Module]) -> Iterator[Fault]:
     remedy = "pass the captured model, or another instance of its class"
     for record in program.modules:
         module = given.get(record.path)

@@ -9,7 +9,7 @@ from torch import fx
 
 from whence._torch.graphs import value_inputs
 from whence.hierarchy.plan.plan import ROOT_CALL, Numbering, Region, first_within
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.equality import Regions, first_equal_calls
 from whence.program.node_records import origin_of
 from whence.provenance import ModulePath
@@ -27,7 +27,7 @@ class NodeLayout:
     operations are part of their caller's graph.
     """
 
-    program: Program
+    program: FlatProgram
     nodes: tuple[fx.Node, ...]
     regions: Mapping[str, Region]
     numbering: Numbering
@@ -77,7 +77,9 @@ class NodeLayout:
         return str(site) if call < self.numbering.count else f"{site} (recomputed)"
 
 
-def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, shares: bool) -> NodeLayout:
+def layout_of(
+    program: FlatProgram, flattened: Mapping[Region, str], *, flat: bool, shares: bool
+) -> NodeLayout:
     """The layout of a program, with the calls in `flattened`, or all of them, inlined.
 
     Without `shares` every call counts as one of its own.
@@ -118,7 +120,7 @@ def layout_of(program: Program, flattened: Mapping[Region, str], *, flat: bool, 
 
 
 def _callers(
-    program: Program, flattened: Mapping[Region, str], phase: Phase, numbering: Numbering
+    program: FlatProgram, flattened: Mapping[Region, str], phase: Phase, numbering: Numbering
 ) -> tuple[int, ...]:
     """The call whose graph each call is a part of: its caller, unless that one is flattened or the root
     itself.

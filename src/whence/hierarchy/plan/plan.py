@@ -12,7 +12,7 @@ from functools import cached_property
 
 from torch import fx
 
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.calls import Call
 from whence.provenance import CallSite, ModulePath
 from whence.schema import Phase
@@ -107,7 +107,7 @@ class Plan:
     `callers` is the tree of the calls, flattened ones left out, in each phase.
     """
 
-    program: Program
+    program: FlatProgram
     calls: Mapping[int, CallPlan]
     flattened: tuple[Flattened, ...]
     regions: Mapping[str, Region]

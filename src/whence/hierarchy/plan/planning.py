@@ -8,7 +8,7 @@ from whence.hierarchy.plan.borders import Borders, trace_borders
 from whence.hierarchy.plan.equal_calls import CallPlans
 from whence.hierarchy.plan.facts import PHASES, NodeLayout, Parts, layout_of, parts_of
 from whence.hierarchy.plan.plan import ROOT_CALL, Body, CallPlan, Flattened, Plan, Region
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.schema import Phase
 
 Part = TypeVar("Part", bound=str | int)
@@ -22,7 +22,7 @@ class CyclicError(ValueError):
         self.parts = parts
 
 
-def plan(program: Program, *, flat: bool = False) -> Plan:
+def plan(program: FlatProgram, *, flat: bool = False) -> Plan:
     """The plan of a tree; with `flat`, of a single graph. Calls that cannot be cut out are flattened.
 
     Then none is shared: what is flattened depends on the calls around, and not on what a call computes.

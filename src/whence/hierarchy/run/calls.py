@@ -35,7 +35,7 @@ from whence.hierarchy.swap.unpreserved import refuse_lost
 from whence.hierarchy.value_shapes import described
 from whence.program.arguments.convention import refuse_overlap
 from whence.program.arguments.fitting import Misfit, other_autocast, refuse_other_modes
-from whence.program.program import Program
+from whence.program.program import FlatProgram
 from whence.program.queries.printing import marked
 from whence.provenance import ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
@@ -131,7 +131,7 @@ class Compiler(_OfThisProcess):
         return names["run"], source.calls
 
 
-def _compiler_of(program: Program, flat: bool) -> Compiler:
+def _compiler_of(program: FlatProgram, flat: bool) -> Compiler:
     return Compiler(plan_of(program, flat=flat), flat)
 
 

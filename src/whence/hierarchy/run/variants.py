@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from whence.hierarchy.run.captured import captured_of
-from whence.program import Program
+from whence.program import FlatProgram
 
 _SHARED = tuple(name for name, held in vars(nn.Module()).items() if isinstance(held, dict | set))
 _CHILDREN = "_modules"
@@ -59,7 +59,7 @@ class VariantTree:
         return self.root
 
 
-def keep_variant(held: nn.Module, variant: nn.Module, program: Program) -> None:
+def keep_variant(held: nn.Module, variant: nn.Module, program: FlatProgram) -> None:
     """Let a tree run the tree of a variant, whose program this is, for arguments that it does not admit."""
     pairs = tuple(_pairs(held, variant, program))
     for pair in pairs:
@@ -68,7 +68,7 @@ def keep_variant(held: nn.Module, variant: nn.Module, program: Program) -> None:
     captured.variants = (*captured.variants, VariantTree(variant, pairs))
 
 
-def _pairs(held: nn.Module, variant: nn.Module, program: Program) -> Iterator[Pair]:
+def _pairs(held: nn.Module, variant: nn.Module, program: FlatProgram) -> Iterator[Pair]:
     theirs = dict(variant.named_modules(remove_duplicate=False))
     tensors = {str(row.path): tuple(name for name, _ in row.tensors) for row in program.modules}
     for name, module in held.named_modules(remove_duplicate=False):

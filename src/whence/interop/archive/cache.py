@@ -26,7 +26,7 @@ from whence.dependence.describe import expected_tensor, shown
 from whence.errors import NotStorable, UnreadableFile, UsageError
 from whence.interop.archive.records.names import class_name
 from whence.interop.archive.saved import bytes_of, content_of, program_of, saved_to
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.guards.expectations import ExpectedFunction, inside_of
 from whence.program.node_records import origin_of
 
@@ -35,7 +35,7 @@ _OURS = ("torch", "whence")
 """Packages whose releases are part of the key."""
 Files = Mapping[str, str]
 """Files of code, each with what tells whether it was changed."""
-Admit = Callable[[Program], bool]
+Admit = Callable[[FlatProgram], bool]
 """Whether every guard of a program holds."""
 
 
@@ -76,7 +76,7 @@ class Cache:
     folder: Path
     key: str
 
-    def found(self, model: Callable[..., Any], admit: Admit) -> Program | None:
+    def found(self, model: Callable[..., Any], admit: Admit) -> FlatProgram | None:
         """The newest program that still holds, on the tensors of the model; None where there is none."""
         notes = self.folder.glob(f"{self.key}-*.json")
         for note in sorted(notes, key=_age):
@@ -85,7 +85,7 @@ class Cache:
                 return program
         return None
 
-    def keep(self, program: Program, model: Callable[..., Any], admit: Admit) -> list[str]:
+    def keep(self, program: FlatProgram, model: Callable[..., Any], admit: Admit) -> list[str]:
         """Keep a program; why it was not, where it could not be found again."""
         files, unseen = files_of(program)
         if unseen:
@@ -107,7 +107,7 @@ class Cache:
         saved_to(self.folder / f"{name}.json", json.dumps({"program": digest, "files": dict(files)}).encode())
         return []
 
-    def _read(self, note: Path, model: Callable[..., Any]) -> Program | None:
+    def _read(self, note: Path, model: Callable[..., Any]) -> FlatProgram | None:
         """A program whose code is as it was; None for one that cannot be read, or whose code is another."""
         try:
             said, content = json.loads(content_of(note)), content_of(note.with_suffix(".whence"))
@@ -132,7 +132,7 @@ def _age(path: Path) -> tuple[float, str]:
         return 0.0, path.name
 
 
-def files_of(program: Program) -> tuple[Files, list[str]]:
+def files_of(program: FlatProgram) -> tuple[Files, list[str]]:
     """The files of all code that a capture could have run, and those of them that nobody can read.
 
     These are files that origins and guards name, and of everything that is imported there, but for Python's
@@ -148,7 +148,7 @@ def files_of(program: Program) -> tuple[Files, list[str]]:
     return {name: state for name, state in files.items() if state}, unseen
 
 
-def _named_by(program: Program) -> Iterator[str]:
+def _named_by(program: FlatProgram) -> Iterator[str]:
     lines = [origin_of(node).source for node in program.nodes()]
     lines += [*program.asked, *(guard.source for guard in program.guards)]
     yield from (line.file for line in lines if line is not None and _is_watched(line.file))

@@ -6,7 +6,7 @@ import torch
 
 from whence._torch.pytrees import TreeSpec, tree_unflatten
 from whence.interop.archive.records.checked import Unreadable
-from whence.program import Calls, Convention, Named, Program, Structure
+from whence.program import Calls, Convention, FlatProgram, Named, Structure
 from whence.program.arguments.containers import containers_in, containers_of
 from whence.program.guards.expectations import Expectation, inside_of
 from whence.program.guards.guards import Guards
@@ -16,7 +16,7 @@ from whence.provenance import ROOT
 from whence.schema import GuardKind, InputKind
 
 
-def refuse_inconsistent(program: Program, *, is_complete: bool) -> None:
+def refuse_inconsistent(program: FlatProgram, *, is_complete: bool) -> None:
     """Raise `Unreadable` for the first thing that is named and is not there, or is there twice.
 
     Parameters and buffers may be left out unless the file says that it `is_complete`.
@@ -25,7 +25,7 @@ def refuse_inconsistent(program: Program, *, is_complete: bool) -> None:
         raise Unreadable(what)
 
 
-def _of_state(program: Program, *, is_complete: bool) -> Iterator[str]:
+def _of_state(program: FlatProgram, *, is_complete: bool) -> Iterator[str]:
     for row in program.signature.state:
         held = program.state.get(row.name)
         if held is None and (is_complete or row.kind is InputKind.CONSTANT):
@@ -34,7 +34,7 @@ def _of_state(program: Program, *, is_complete: bool) -> Iterator[str]:
             yield f"{row.path} has another shape than its numbers"
 
 
-def _found(program: Program) -> Iterator[str]:
+def _found(program: FlatProgram) -> Iterator[str]:
     nodes = {node.name for node in program.graph.nodes}
     yield from _of_calls(program.calls, nodes)
     yield from _of_structure(program.result, nodes, "the result")
@@ -75,7 +75,7 @@ def _of_structure(structure: Structure, nodes: Set[str], where: str) -> Iterator
             yield f"{where} names {leaf.name}, which does not exist"
 
 
-def _of_convention(program: Program) -> Iterator[str]:
+def _of_convention(program: FlatProgram) -> Iterator[str]:
     convention, count = program.convention, len(program.convention.leaves)
     spec = convention.spec
     if spec.num_leaves != count or len(convention.paths) != count:
@@ -108,7 +108,7 @@ def _of_convention(program: Program) -> Iterator[str]:
             yield "a size is one of a dimension that is not there"
 
 
-def _of_records(program: Program, nodes: Set[str]) -> Iterator[str]:
+def _of_records(program: FlatProgram, nodes: Set[str]) -> Iterator[str]:
     calls = range(len(program.calls.rows))
     for node in program.graph.nodes:
         record = record_of(node)
@@ -123,7 +123,7 @@ def _of_records(program: Program, nodes: Set[str]) -> Iterator[str]:
             yield f"{node.name} speaks of a node that does not exist"
 
 
-def _of_signature(program: Program, nodes: Set[str]) -> Iterator[str]:
+def _of_signature(program: FlatProgram, nodes: Set[str]) -> Iterator[str]:
     signature = program.signature
     inputs = [row.name for row in (*signature.attributes, *signature.inputs)]
     if len(set(inputs)) < len(inputs) or not set(inputs) <= nodes:
@@ -139,7 +139,7 @@ def _of_signature(program: Program, nodes: Set[str]) -> Iterator[str]:
             yield f"{whole.path} is made of inputs that do not exist"
 
 
-def _of_modules(program: Program) -> Iterator[str]:
+def _of_modules(program: FlatProgram) -> Iterator[str]:
     paths = [record.path for record in program.modules]
     known = {row.name for row in program.signature.state} | {row.name for row in program.signature.wholes}
     if len(set(paths)) < len(paths):

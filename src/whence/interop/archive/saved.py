@@ -30,7 +30,7 @@ from whence.interop.archive.records.forms import Form, form_of
 from whence.interop.archive.records.names import Described, LoadedNames
 from whence.interop.archive.records.reading import Reader
 from whence.interop.archive.records.writing import Writer
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.replay import Replays
 from whence.program.state import bound_state
 from whence.schema import InputKind
@@ -42,7 +42,7 @@ FORMAT, VERSION = "whence program", 1
 _FIELDS = (
     *("signature", "calls", "convention", "result", "modules", "guards", "step", "circumstances", "history"),
 )
-_HINTS = get_type_hints(Program)
+_HINTS = get_type_hints(FlatProgram)
 _FORMS: Mapping[str, Form] = MappingProxyType({name: form_of(_HINTS[name]) for name in _FIELDS})
 """What each field may hold; found before any file is read, for Python evaluates the name of a class in it."""
 _LATER = frozenset({"history"})
@@ -56,18 +56,18 @@ _BROKEN = (
 """What reading a broken file may come to, in Python, torch and sympy: it is the file's fault."""
 
 
-def bytes_of(program: Program, *, weights: bool) -> bytes:
+def bytes_of(program: FlatProgram, *, weights: bool) -> bytes:
     """The bytes of a file that holds a program; raises `NotStorable` naming all that it cannot hold."""
     return without_collection(partial(_written, program, weights=weights))
 
 
-def _written(program: Program, *, weights: bool) -> bytes:
+def _written(program: FlatProgram, *, weights: bool) -> bytes:
     data, numbers = _data_of(program, weights=weights)
     plain = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return packed({PROGRAM: plain.encode(), TENSORS: numbers})
 
 
-def _data_of(program: Program, *, weights: bool) -> tuple[dict[str, Any], bytes]:
+def _data_of(program: FlatProgram, *, weights: bool) -> tuple[dict[str, Any], bytes]:
     stored = _stored(program, weights=weights)
     of_variants = {
         f"{_prefix(position)}{name}": held
@@ -89,7 +89,7 @@ def _data_of(program: Program, *, weights: bool) -> tuple[dict[str, Any], bytes]
     return {**head, **plain, "tensors": rows}, numbers
 
 
-def _plain(program: Program, faults: list[Fault]) -> dict[str, Any]:
+def _plain(program: FlatProgram, faults: list[Fault]) -> dict[str, Any]:
     """A program without its tensors; notes among the faults what cannot be stored."""
     writer = Writer(_described(program))
     graphs = GraphWriter(writer, frozenset(row.name for row in program.signature.attributes))
@@ -108,14 +108,14 @@ def _prefix(position: int) -> str:
     return f"variants.{position}."
 
 
-def _stored(program: Program, *, weights: bool) -> Mapping[str, Tensor]:
+def _stored(program: FlatProgram, *, weights: bool) -> Mapping[str, Tensor]:
     """The tensors that go into the file: constants are part of the program, whatever becomes of weights."""
     kinds = {row.name: row.kind for row in program.signature.state}
     left_out = () if weights else (InputKind.PARAMETER, InputKind.BUFFER)
     return {name: held for name, held in program.state.items() if kinds.get(name) not in left_out}
 
 
-def _described(program: Program) -> Described:
+def _described(program: FlatProgram) -> Described:
     classes = dict.fromkeys(holder.type for holder in program.guards.holders)
     functions = (
         () if program.step is None else (*wrappers_of(program.step.call), *functions_of(program.step.call))
@@ -138,7 +138,7 @@ class Unsaved(dict[str, Tensor]):
 
 def program_of(
     content: bytes, name: str, model: Callable[..., Any] | None = None
-) -> tuple[Program, tuple[str, ...]]:
+) -> tuple[FlatProgram, tuple[str, ...]]:
     """The program that the bytes of a file hold, and what of its guards cannot be compared any more.
 
     With a `model` it has the tensors of that, by qualified name, and its guards speak of what is loaded.
@@ -156,7 +156,7 @@ def program_of(
 
 def _read(
     members: Mapping[str, bytes], name: str, subject: Subject | None
-) -> tuple[Program, tuple[str, ...]]:
+) -> tuple[FlatProgram, tuple[str, ...]]:
     data = mapping(json.loads(members[PROGRAM].decode()))
     raise_unless(data["format"] == FORMAT, "it holds something else")
     if number(data["version"]) > VERSION:
@@ -174,7 +174,7 @@ def _why(error: BaseException) -> str:
 
 def _program(
     data: dict[str, Any], numbers: bytes | None, name: str, subject: Subject | None
-) -> tuple[Program, tuple[str, ...]]:
+) -> tuple[FlatProgram, tuple[str, ...]]:
     stored = tensors.read(data["tensors"], numbers)
     head = {"torch": data["torch"], "weights": data["weights"]}
     others = [{**head, **mapping(each)} for each in listed(data.get("variants", []))]
@@ -196,7 +196,7 @@ def _behind(prefix: str, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _one(
     data: dict[str, Any], stored: dict[str, Tensor], name: str, subject: Subject | None
-) -> tuple[Program, tuple[str, ...]]:
+) -> tuple[FlatProgram, tuple[str, ...]]:
     """The program itself, or a variant, on its tensors."""
     modules = None if subject is None else [module for _, module in subject.named_modules()]
     found = LoadedNames() if modules is None else LoadedNames.beside(modules)
@@ -211,7 +211,7 @@ def _one(
         raise _misses(missing, name, text(data["torch"]))
     there = [each for each in _FIELDS if each != "signature" and (each in data or each not in _LATER)]
     parts = {each: _FORMS[each].read(reader, data[each]) for each in there}
-    program = Program(graph_module=module, signature=signature, state=stored, **parts)
+    program = FlatProgram(graph_module=module, signature=signature, state=stored, **parts)
     former = {each: form.read(reader, data[each]) for each, form in _FORMER.items() if each in data}
     program = program.under(**former) if former else program
     refuse_inconsistent(program, is_complete=truth(data["weights"]))
@@ -229,7 +229,7 @@ def _misses(missing: list[str], name: str, torch: str) -> UnreadableFile:
     )
 
 
-def _bound(program: Program, named: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+def _bound(program: FlatProgram, named: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """The state with the model's own tensors; raises `UsageError` naming every one that does not fit."""
     faults = []
     for row in program.signature.state:

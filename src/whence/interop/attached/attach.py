@@ -27,7 +27,7 @@ from whence.interop.graphs.faults import refusal
 from whence.interop.graphs.frames import spelling_of
 from whence.interop.graphs.inline import Flat, flattened
 from whence.interop.graphs.lift_state import ATTRIBUTE, readied
-from whence.program import Circumstances, GraphFacts, Input, Output, Program, Signature, Structure
+from whence.program import Circumstances, FlatProgram, GraphFacts, Input, Output, Signature, Structure
 from whence.program.arguments.open_sizes import Sizes
 from whence.program.names import state_name
 from whence.program.node_records import origin_of, set_origin, write_facts
@@ -42,7 +42,7 @@ _NO_SEED = "the graph returns gradients, and it is not known where its backward 
 _SEED = "a backward begins with the seed of its loss, `ones_like`, or with tangents"
 
 
-def attach(graph: object, model: Any, words: GraphWords) -> Program:
+def attach(graph: object, model: Any, words: GraphWords) -> FlatProgram:
     """The program of a graph, over the model's own tensors; raises `UnsupportedGraph` with every fault."""
     module, spec = joint_parts(graph) or _plain(graph)
     subject = subject_of(model)
@@ -255,7 +255,7 @@ class _AttachedParts:
         return self.flat.graph
 
 
-def _program(parts: _AttachedParts, sizes: Sizes | None) -> Program:
+def _program(parts: _AttachedParts, sizes: Sizes | None) -> FlatProgram:
     graph, inputs = parts.graph, parts.inputs
     outputs, values, result = _outputs(parts)
     graph.output(tuple(values))
@@ -270,7 +270,7 @@ def _program(parts: _AttachedParts, sizes: Sizes | None) -> Program:
         straight_through=straight | {n.name for n in parts.functional.straight if not has_backward},
     )
     write_facts(graph, facts)
-    program = Program(
+    program = FlatProgram(
         graph_module=graph_module(dict(parts.flat.nested), graph, inputs.subject.name),
         signature=Signature(tuple(_rows(parts, outputs, has_backward=has_backward)), tuple(outputs)),
         calls=replace(parts.sites.calls, entry=ROOT_MODULE),

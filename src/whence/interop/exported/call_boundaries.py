@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from whence._torch.graphs import value_inputs
 from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.symbols import is_symbolic, names_in, spelled
-from whence.program import Absent, Call, Calls, Constant, Named, Program, Structure
+from whence.program import Absent, Call, Calls, Constant, FlatProgram, Named, Structure
 from whence.program.calls import Leaf
 from whence.program.node_records import origin_of
 from whence.provenance import ROOT, ModulePath
@@ -48,7 +48,7 @@ KeptConventions = Mapping[tuple[ModulePath, int], KeptConvention]
 _NOTHING_KEPT: KeptConventions = MappingProxyType({})
 
 
-def _held_by(program: Program) -> StateUses:
+def _held_by(program: FlatProgram) -> StateUses:
     """What the modules of a program find in themselves; what it returns they hand out."""
     paths = {row.name: row.attribute_paths for row in program.signature.state}
     versions = {value: paths[name] for value, name in program.facts.holders.items() if name in paths}
@@ -56,12 +56,12 @@ def _held_by(program: Program) -> StateUses:
     return StateUses({name: found for name, found in {**paths, **versions}.items() if name not in results})
 
 
-def _whole_call(program: Program) -> KeptConvention:
+def _whole_call(program: FlatProgram) -> KeptConvention:
     users = tuple(Named(row.name) for row in program.signature.inputs_of(InputKind.USER))
     return KeptConvention(Structure(program.convention.spec, users), program.result)
 
 
-def with_structures(program: Program, kept: KeptConventions = _NOTHING_KEPT) -> Calls:
+def with_structures(program: FlatProgram, kept: KeptConventions = _NOTHING_KEPT) -> Calls:
     """The calls of a program with the structure of what their forwards take and return.
 
     `kept` are the conventions that are known of single calls.

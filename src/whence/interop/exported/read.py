@@ -33,7 +33,7 @@ from whence.interop.graphs.faults import refusal, scope_faults
 from whence.interop.graphs.frames import frames_of, root_type, source_of, spelling_of
 from whence.interop.graphs.inline import Flat, Region, flattened
 from whence.interop.graphs.no_op_casts import Echo, echoes, meant, without
-from whence.program import GraphFacts, ModuleRecord, Program, Signature, Structure
+from whence.program import FlatProgram, GraphFacts, ModuleRecord, Signature, Structure
 from whence.program.node_records import set_origin, write_facts
 from whence.program.wellformed import check
 from whence.provenance import ModulePath, Origin
@@ -48,7 +48,7 @@ _AS_EXPORTED = "TRAINING"
 """The dialect of a program that nobody decomposed."""
 
 
-def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor] = _NONE) -> Program:
+def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor] = _NONE) -> FlatProgram:
     """The program of an exported one; it shares the exported program's tensors.
 
     `unused` are buffers of the model that the export left out, by their names.
@@ -244,7 +244,7 @@ def _records(
     return records_of(modules, rows, chains, reads, sites.calls.program.site.type, training)
 
 
-def _program(parts: _ExportedParts, straight: frozenset[str]) -> Program:
+def _program(parts: _ExportedParts, straight: frozenset[str]) -> FlatProgram:
     graph, exported = parts.flat.graph, parts.exported
     regions, outside = parts.flat.regions, Region()
     out_spec = exported.call_spec.out_spec
@@ -263,7 +263,7 @@ def _program(parts: _ExportedParts, straight: frozenset[str]) -> Program:
         turned_on=parts.functional.names_where(lambda node: regions.get(node, outside).with_grad),
     )
     write_facts(graph, facts)
-    program = Program(
+    program = FlatProgram(
         graph_module=graph_module(dict(parts.flat.nested), graph, parts.sites.calls.program.site.type),
         signature=Signature(inputs, outputs),
         calls=replace(parts.sites.calls, entry=ROOT_MODULE),

@@ -13,7 +13,7 @@ from whence._torch.operators.schemas import reads_memory
 from whence._torch.pytrees import TreeSpec, key_segments, spelled, tree_flatten_with_path, tree_unflatten
 from whence._torch.sizes.exported_sizes import limits_of
 from whence.interop.exported.state import State
-from whence.program import Constant, Convention, Input, Named, Output, Program, Structure
+from whence.program import Constant, Convention, FlatProgram, Input, Named, Output, Structure
 from whence.program.arguments.convention import paths_of
 from whence.program.calls import Leaf
 from whence.provenance import ModulePath
@@ -96,7 +96,7 @@ def _parameters(
     return inspect.Signature([inspect.Parameter(name, kind) for name, kind in zip(names, kinds, strict=True)])
 
 
-def adapted(program: Program, adapter: FlatArgsAdapter | None) -> Program:
+def adapted(program: FlatProgram, adapter: FlatArgsAdapter | None) -> FlatProgram:
     """The program with an adapter for its own arguments; itself where there is none."""
     if adapter is None:
         return program

@@ -14,14 +14,14 @@ from whence._torch.sizes.drawn_numbers import DRAWN, spelled_number
 from whence._torch.sizes.numbers import ITEM
 from whence._torch.sizes.symbols import SYMBOLIC
 from whence.errors import Fault, Place
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.node_records import place_of
 
 aten = torch.ops.aten
 Copy = Callable[[fx.Node], fx.Node]
 
 
-def decision_faults(program: Program) -> Iterator[Fault]:
+def decision_faults(program: FlatProgram) -> Iterator[Fault]:
     """Decisions about contents, and numbers that were not kept open; and draws that are none of torch's."""
     for row in program.decisions:
         if not _is_number(program.node(row.node)):

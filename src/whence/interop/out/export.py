@@ -27,7 +27,7 @@ from whence._torch.sizes.exported_sizes import is_number, like, ranges_of, say_w
 from whence.errors import Fault, NotExportable
 from whence.interop.graphs.frames import STACK
 from whence.interop.out.decisions import asserted, decision_faults
-from whence.program import Input, Output, Program
+from whence.program import FlatProgram, Input, Output
 from whence.program.arguments.variants import alone
 from whence.program.guards.expectations import ExpectedHolder
 from whence.program.node_records import RECORD
@@ -50,7 +50,7 @@ _WRITTEN = {
 ROOT_KEY = "L__self__"
 
 
-def to_exported_program(program: Program) -> ExportedProgram:
+def to_exported_program(program: FlatProgram) -> ExportedProgram:
     """The exported program of a forward program; it shares the program's tensors.
 
     Raises `NotExportable` naming everything that an exported program cannot hold.
@@ -90,13 +90,13 @@ def to_exported_program(program: Program) -> ExportedProgram:
     )
 
 
-def _example(program: Program) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _example(program: FlatProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments as at capture, with zeros in the tensors: AOTInductor reads sizes and layouts from them."""
     convention = program.convention
     return convention.unflatten([like(leaf) for leaf in convention.leaves])
 
 
-def _faults(program: Program) -> Iterator[Fault]:
+def _faults(program: FlatProgram) -> Iterator[Fault]:
     if program.has_backward:
         yield Fault(
             f"the program {program.name} is joint: it holds a backward pass",
@@ -126,7 +126,7 @@ def _faults(program: Program) -> Iterator[Fault]:
         )
 
 
-def _composed(program: Program) -> Iterator[Fault]:
+def _composed(program: FlatProgram) -> Iterator[Fault]:
     """Tensors that are made of others: an exported program has one name for each, and one tensor."""
     signature = program.signature
     parts = [row.part for row in (*signature.state, *signature.inputs)]
@@ -140,7 +140,7 @@ def _composed(program: Program) -> Iterator[Fault]:
         )
 
 
-def _effects(program: Program) -> Iterator[Fault]:
+def _effects(program: FlatProgram) -> Iterator[Fault]:
     """Operators that give nothing: PyTorch removes those that it does not know, when it makes a module."""
     acting = (node for node in program.nodes() if acts(node.target) and not is_decision(node))
     lost = [node for node in acting if not node.is_impure()]
@@ -152,7 +152,7 @@ def _effects(program: Program) -> Iterator[Fault]:
         )
 
 
-def _objects(program: Program) -> Iterator[Fault]:
+def _objects(program: FlatProgram) -> Iterator[Fault]:
     """Operations that are given objects, which an exported program has as inputs of a kind of their own."""
     for node in program.nodes():
         if isinstance(node.target, OpOverload) and not takes_objects(node.target):
@@ -165,7 +165,7 @@ def _objects(program: Program) -> Iterator[Fault]:
             )
 
 
-def _sources(program: Program) -> Iterator[tuple[str, str]]:
+def _sources(program: FlatProgram) -> Iterator[tuple[str, str]]:
     """Where each size is read, as PyTorch spells it in the checks of an exported program."""
     sizes = program.convention.sizes
     if sizes is None:
@@ -180,13 +180,13 @@ def _sources(program: Program) -> Iterator[tuple[str, str]]:
         yield reading.name, f"({found} // {reading.scale})" if reading.scale != 1 else found
 
 
-def _ordered(program: Program) -> list[Output]:
+def _ordered(program: FlatProgram) -> list[Output]:
     """Outputs as torch.export orders them: new values of state and inputs first."""
     signature = program.signature
     return [*signature.outputs_of(OutputKind.MUTATION), *signature.outputs_of(OutputKind.USER)]
 
 
-def _graph(program: Program) -> fx.Graph:
+def _graph(program: FlatProgram) -> fx.Graph:
     graph = fx.Graph()
     made: dict[fx.Node, fx.Node] = {}
     moved, classes = in_a_mode_for_all(), classes_of(program)
@@ -207,7 +207,7 @@ def _graph(program: Program) -> fx.Graph:
     return graph
 
 
-def _nested(program: Program) -> dict[str, Any]:
+def _nested(program: FlatProgram) -> dict[str, Any]:
     """The graphs of branches and loops, by the name they are read under."""
     found = {str(node.target): nested_graph(node) for node in program.graph.nodes if node.op == "get_attr"}
     return {name: inner for name, inner in found.items() if inner is not None}
@@ -219,7 +219,7 @@ def _input_spec(row: Input) -> InputSpec:
     return InputSpec(_INPUTS[row.kind], _argument(row.name, row.value), target, persistent)
 
 
-def _output_spec(program: Program, row: Output) -> OutputSpec:
+def _output_spec(program: FlatProgram, row: Output) -> OutputSpec:
     value = row.value if row.node is None else program.node(row.node).meta["val"]
     argument = _argument(row.node or "", value)
     if row.kind is OutputKind.USER:
@@ -235,7 +235,7 @@ def _argument(name: str, value: Any) -> ArgumentSpec:
     return SymIntArgument(name) if is_number(value) else ConstantArgument(name, value)
 
 
-def _held(program: Program, *, persistent: bool) -> dict[str, Any]:
+def _held(program: FlatProgram, *, persistent: bool) -> dict[str, Any]:
     """Tensors by all their names: what a state dict has, or the rest, in the order of the modules."""
     found: dict[str, Tensor] = {}
     for record in program.modules:
@@ -250,7 +250,7 @@ def _held(program: Program, *, persistent: bool) -> dict[str, Any]:
     return found | _unowned(program, found, persistent=persistent)
 
 
-def _unowned(program: Program, known: Mapping[str, Tensor], *, persistent: bool) -> dict[str, Tensor]:
+def _unowned(program: FlatProgram, known: Mapping[str, Tensor], *, persistent: bool) -> dict[str, Tensor]:
     rows = [row for row in program.signature.state if row.path not in known]
     return {
         row.path: program.state[row.name]
@@ -260,7 +260,7 @@ def _unowned(program: Program, known: Mapping[str, Tensor], *, persistent: bool)
     }
 
 
-def _module_calls(program: Program) -> list[ModuleCallEntry]:
+def _module_calls(program: FlatProgram) -> list[ModuleCallEntry]:
     """An entry for every module, in the model's order; the root's says how it is called."""
     parameters = program.convention.parameters
     names = None if parameters is None else _argument_names(program)
@@ -275,14 +275,14 @@ def _module_calls(program: Program) -> list[ModuleCallEntry]:
     return [ModuleCallEntry("", signature), *(ModuleCallEntry(name, None) for name in others)]
 
 
-def _argument_names(program: Program) -> list[str]:
+def _argument_names(program: FlatProgram) -> list[str]:
     """The names of positional and keyword arguments as the example gave them."""
     args, kwargs = program.convention.unflatten(program.convention.leaves)
     names = list(program.convention.parameters.parameters) if program.convention.parameters else []
     return [*(names[at] if at < len(names) else f"args_{at}" for at in range(len(args))), *kwargs]
 
 
-def classes_of(program: Program) -> dict[str, str]:
+def classes_of(program: FlatProgram) -> dict[str, str]:
     """The full names of the classes of modules by path, as guards know them or the exporter said them."""
     guarded = {}
     for row in program.guards:
@@ -293,7 +293,7 @@ def classes_of(program: Program) -> dict[str, str]:
     return guarded | {str(path): str(kind) for stack in stacks for path, kind, *_ in stack.values()}
 
 
-def with_metadata(program: Program, node: fx.Node, classes: Mapping[str, str]) -> dict[str, Any]:
+def with_metadata(program: FlatProgram, node: fx.Node, classes: Mapping[str, str]) -> dict[str, Any]:
     """The metadata of a node with its origin as torch.export writes it, in place of ours."""
     meta = {key: value for key, value in node.meta.items() if key not in (RECORD, STACK, "stack_trace")}
     if nested_graph(node) is not None:

@@ -20,12 +20,12 @@ from whence.program.queries.plain import plain_fields
 from whence.provenance import ModulePath, Source
 
 if TYPE_CHECKING:
-    from whence.program.program import Program
+    from whence.program.program import FlatProgram
 
 
 Sized = int | str
 """A size: a number, or Python source over the names of sizes."""
-P = TypeVar("P", bound="Program")
+P = TypeVar("P", bound="FlatProgram")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from whence.program.program import Program
+    from whence.program.program import FlatProgram
 
-P = TypeVar("P", bound="Program")
+P = TypeVar("P", bound="FlatProgram")
 
 
 def fitting(program: P, args: Any, kwargs: Any) -> P:

@@ -13,7 +13,7 @@ from whence.program.node_records import origin_of
 from whence.schema import Aspect, OutputKind, Phase
 
 if TYPE_CHECKING:
-    from whence.program.program import Program
+    from whence.program.program import FlatProgram
 
 READS_NO_VALUE = frozenset(
     getattr(torch.ops.aten, name)
@@ -26,7 +26,7 @@ _READ_SIZES = frozenset(
 _SEED = torch.ops.aten.ones_like.default
 
 
-def marked(program: "Program", mark: Aspect) -> Set[fx.Node]:
+def marked(program: "FlatProgram", mark: Aspect) -> Set[fx.Node]:
     return frozenset(_FOUND[mark](program))
 
 
@@ -35,7 +35,7 @@ def is_drawn(node: fx.Node) -> bool:
     return node.op == "call_function" and draws(node.target, node.args, dict(node.kwargs))
 
 
-def _loss(program: "Program") -> Iterator[fx.Node]:
+def _loss(program: "FlatProgram") -> Iterator[fx.Node]:
     """What computes the value that is differentiated, outside of any module, from what the model returned.
 
     Where a function was captured no module says where the model ends: what leads to a result is the model's.
@@ -51,7 +51,7 @@ def _loss(program: "Program") -> Iterator[fx.Node]:
             yield node
 
 
-def _sizes(program: "Program") -> Set[fx.Node]:
+def _sizes(program: "FlatProgram") -> Set[fx.Node]:
     """Operations on sizes alone, which no number in a tensor goes into."""
     found: set[fx.Node] = set()
     for node in program.graph.nodes:
@@ -66,7 +66,7 @@ def _sizes(program: "Program") -> Set[fx.Node]:
     return found
 
 
-def _losses(program: "Program") -> Iterator[fx.Node]:
+def _losses(program: "FlatProgram") -> Iterator[fx.Node]:
     """The values at which a backward begins."""
     yield from (program.node(row.node) for row in program.signature.outputs_of(OutputKind.LOSS) if row.node)
     for node in program.graph.nodes:
@@ -87,11 +87,11 @@ def leading_to(nodes: Iterable[fx.Node], through: Callable[[fx.Node], bool] = la
     return seen
 
 
-def _recomputed(program: "Program") -> Iterator[fx.Node]:
+def _recomputed(program: "FlatProgram") -> Iterator[fx.Node]:
     return (node for node in program.nodes() if origin_of(node).recomputed)
 
 
-def _saved(program: "Program") -> Iterator[fx.Node]:
+def _saved(program: "FlatProgram") -> Iterator[fx.Node]:
     """Values of the forward that an operation of the backward reads; `memory().kept` says what they take."""
     for node in program.nodes():
         is_forward = node.op == "call_function" and origin_of(node).phase is Phase.FORWARD
@@ -105,10 +105,10 @@ def _reads_it(user: fx.Node) -> bool:
     return in_backward and operator not in READS_NO_VALUE
 
 
-def _random(program: "Program") -> Iterator[fx.Node]:
+def _random(program: "FlatProgram") -> Iterator[fx.Node]:
     return filter(is_drawn, program.nodes())
 
 
-_FOUND: Mapping[Aspect, Callable[["Program"], Iterator[fx.Node]]] = MappingProxyType(
+_FOUND: Mapping[Aspect, Callable[["FlatProgram"], Iterator[fx.Node]]] = MappingProxyType(
     {Aspect.LOSS: _loss, Aspect.RECOMPUTED: _recomputed, Aspect.SAVED: _saved, Aspect.RANDOM: _random}
 )

@@ -13,10 +13,10 @@ from whence.provenance import Origin
 from whence.schema import Quality
 
 if TYPE_CHECKING:
-    from whence.program.program import Program
+    from whence.program.program import FlatProgram
 
 
-def page(program: "Program") -> str:
+def page(program: "FlatProgram") -> str:
     """The whole program; one line per node, grouped by phase and module call."""
     drawn = [f"  in   random    {draw}" for draw in program.draws]
     variants = [f"  variant   {in_words(each.circumstances.numbers)}: {each!r}" for each in program.variants]

@@ -12,7 +12,7 @@ from whence.program.calls import Constant
 from whence.schema import InputKind
 
 if TYPE_CHECKING:
-    from whence.program.program import Program
+    from whence.program.program import FlatProgram
 
 aten = torch.ops.aten
 Sizes = Mapping[str, int]
@@ -25,7 +25,7 @@ _RESIZING = frozenset(
 """They give their argument, or a part of it, in a shape: where shape and strides are the same, just that."""
 
 
-def same_operations(left: "Program", right: "Program", at: Sizes | None = None) -> bool:
+def same_operations(left: "FlatProgram", right: "FlatProgram", at: Sizes | None = None) -> bool:
     """Whether two programs are one, operation for operation, over equal constants.
 
     `at` are sizes, by name, that are open in the first and these numbers in the second: what only computes
@@ -39,12 +39,12 @@ def same_operations(left: "Program", right: "Program", at: Sizes | None = None) 
     return _is_same_graph(left.graph_module, right.graph_module, at)
 
 
-def _rows(program: "Program") -> list[Any]:
+def _rows(program: "FlatProgram") -> list[Any]:
     inputs = [(row.name, row.kind) for row in program.signature.inputs]
     return [inputs, *[(row.name, row.kind, row.of) for row in program.signature.outputs], program.result.spec]
 
 
-def _are_same_results(left: "Program", right: "Program") -> bool:
+def _are_same_results(left: "FlatProgram", right: "FlatProgram") -> bool:
     """Whether what each run returns unchanged is the same; a size may be a number in one of them."""
     pairs = zip(left.result.leaves, right.result.leaves, strict=True)
     return all(

@@ -20,7 +20,7 @@ from whence.provenance import CallSite, ModulePath, PathPattern
 from whence.schema import Aspect, InputKind, Phase
 
 if TYPE_CHECKING:
-    from whence.program.program import Program
+    from whence.program.program import FlatProgram
 
 
 SEPARATOR = "::"
@@ -102,7 +102,7 @@ def _numbered(path: str, calls: Calls) -> tuple[str, int | None]:
     return name, int(index)
 
 
-def select(program: "Program", pattern: str) -> list[fx.Node]:
+def select(program: "FlatProgram", pattern: str) -> list[fx.Node]:
     """The operations, or inputs, that fit; raises `SelectionError` naming near misses when none does."""
     wanted, calls = parse(pattern, program.calls), program.calls
     if wanted.kind is not None:
@@ -122,7 +122,7 @@ def select(program: "Program", pattern: str) -> list[fx.Node]:
     return _in_phase(program, wanted, pattern, by_operation)
 
 
-def _in_phase(program: "Program", wanted: Selection, pattern: str, nodes: list[fx.Node]) -> list[fx.Node]:
+def _in_phase(program: "FlatProgram", wanted: Selection, pattern: str, nodes: list[fx.Node]) -> list[fx.Node]:
     if wanted.mark is not None:
         held = marked(program, wanted.mark)
         if found := [node for node in nodes if node in held]:
@@ -138,7 +138,7 @@ def _in_phase(program: "Program", wanted: Selection, pattern: str, nodes: list[f
     return found
 
 
-def _inputs(program: "Program", wanted: Selection, pattern: str) -> list[fx.Node]:
+def _inputs(program: "FlatProgram", wanted: Selection, pattern: str) -> list[fx.Node]:
     """The placeholders, and the reads of attributes, of inputs of a kind that the modules of a path hold."""
     if wanted.phase or wanted.mark or wanted.said or wanted.index is not None:
         raise SelectionError(

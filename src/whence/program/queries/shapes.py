@@ -14,7 +14,7 @@ from whence.program.signature import SHORT_DTYPES, Output
 from whence.schema import InputKind, OutputKind
 
 if TYPE_CHECKING:
-    from whence.program.program import Program
+    from whence.program.program import FlatProgram
 
 
 NOTHING = type(None).__name__
@@ -101,7 +101,7 @@ def _gradients(rows: Sequence[Shape]) -> Iterator[str]:
         yield f"{'gradient':<{_KIND}}  none for {', '.join(missing)}: nothing leads to it"
 
 
-def shapes_of(program: "Program") -> Shapes:
+def shapes_of(program: "FlatProgram") -> Shapes:
     sizes = program.convention.varying
     rules = () if sizes is None else sizes.rules
     readings = () if sizes is None else sizes.readings
@@ -118,7 +118,7 @@ def shapes_of(program: "Program") -> Shapes:
     return Shapes((*inputs, *outputs), tuple(names.items()), variants)
 
 
-def _unread(program: "Program", known: Container[str]) -> dict[str, str]:
+def _unread(program: "FlatProgram", known: Container[str]) -> dict[str, str]:
     """Sizes that are no argument's own, and where they come from."""
     found: dict[str, str] = {}
     for row in program.signature.inputs:
@@ -137,12 +137,12 @@ def _range(low: int | None, high: int | None) -> str:
     return f": {' and '.join(words)}" if words else ""
 
 
-def _output(program: "Program", row: Output) -> Shape:
+def _output(program: "FlatProgram", row: Output) -> Shape:
     kind = "output" if row.kind is OutputKind.USER else row.kind.value
     return _described(kind, row.path, _value(program, row), ())
 
 
-def _value(program: "Program", row: Output) -> Any:
+def _value(program: "FlatProgram", row: Output) -> Any:
     return row.value if row.node is None else program.node(row.node).meta["val"]
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from whence.errors import UsageError
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.reports.devices import Device
 from whence.reports.figures import figures_of
 from whence.reports.formats.dot import dot
@@ -17,7 +17,9 @@ _DEVICE, _TIMED = "h100", ("trace", "tlparse")
 """Whose times a trace has where nobody names a device."""
 
 
-def text_of(program: Program, form: str, device: str | Device | None, sizes: Mapping[str, int] | None) -> str:
+def text_of(
+    program: FlatProgram, form: str, device: str | Device | None, sizes: Mapping[str, int] | None
+) -> str:
     """The text of a file; raises `UsageError` for a form that is not one of them."""
     if form not in FORMS:
         raise UsageError(f"there is no form {form!r}", remedy=f"the forms are {', '.join(FORMS)}")

@@ -9,7 +9,7 @@ from torch import fx
 
 from whence._torch.graphs import own_copy
 from whence._torch.record.annotations import CUSTOM, said_of
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.provenance import Origin
 
@@ -30,7 +30,7 @@ class WorkingCopy:
     `names` gives for each node of the working copy its name before the pass.
     """
 
-    program: Program
+    program: FlatProgram
     working: fx.GraphModule
     names: Mapping[fx.Node, str]
     saved: Mapping[fx.Node, Saved]
@@ -50,7 +50,7 @@ class WorkingCopy:
         return origin_of(self.nodes[name])
 
 
-def before(program: Program) -> WorkingCopy:
+def before(program: FlatProgram) -> WorkingCopy:
     """Make a working copy, whose nodes are marked."""
     working = own_copy(program.graph_module, program.name)
     names = {node: node.name for node in working.graph.nodes}

@@ -8,7 +8,17 @@ from torch import fx
 
 from whence._torch.graphs import returned
 from whence._torch.operators.schemas import keeps_its_place, reads_memory
-from whence.program import Absent, Adjoint, Call, Contribution, GraphFacts, Named, Output, Program, Structure
+from whence.program import (
+    Absent,
+    Adjoint,
+    Call,
+    Contribution,
+    FlatProgram,
+    GraphFacts,
+    Named,
+    Output,
+    Structure,
+)
 from whence.program.calls import Leaf
 from whence.program.node_records import origin_of, write_facts
 from whence.program.wellformed import Broken
@@ -17,7 +27,7 @@ from whence.rewriting.edits.before import WorkingCopy
 from whence.rewriting.edits.origins import NodeSources
 from whence.schema import OutputKind, Phase
 
-P = TypeVar("P", bound=Program)
+P = TypeVar("P", bound=FlatProgram)
 _GONE = "a pass removed the value"
 
 
@@ -57,7 +67,11 @@ def carried(program: P, old: WorkingCopy, now: After, module: fx.GraphModule, so
 
 
 def _facts(
-    program: Program, now: After, names: NamesNow, held: Mapping[str | None, str | None], sources: NodeSources
+    program: FlatProgram,
+    now: After,
+    names: NamesNow,
+    held: Mapping[str | None, str | None],
+    sources: NodeSources,
 ) -> GraphFacts:
     facts = program.facts
     adjoints = {value: _adjoint(adjoint, names) for value, adjoint in facts.adjoints.items()}
@@ -77,13 +91,13 @@ def _facts(
     )
 
 
-def _turned_on(program: Program, now: After, sources: NodeSources) -> Iterator[str]:
+def _turned_on(program: FlatProgram, now: After, sources: NodeSources) -> Iterator[str]:
     """What records gradients whatever its caller says: what did so, and what is made of such alone."""
     yield from (node.name for name, node in now.kept.items() if name in program.facts.turned_on)
     yield from (node.name for node, names in sources.of.items() if program.facts.turned_on.issuperset(names))
 
 
-def _written(program: Program, names: NamesNow) -> dict[str, tuple[str, ...]]:
+def _written(program: FlatProgram, names: NamesNow) -> dict[str, tuple[str, ...]]:
     """The later values of what is written in between: those of values that became one are one row."""
     merged: dict[str, tuple[str, ...]] = {}
     for name, values in program.facts.written.items():
@@ -94,12 +108,12 @@ def _written(program: Program, names: NamesNow) -> dict[str, tuple[str, ...]]:
     return merged
 
 
-def _outputs(program: Program, now: After) -> Iterator[Output]:
+def _outputs(program: FlatProgram, now: After) -> Iterator[Output]:
     for row, value in zip(program.signature.outputs, returned(now.graph) or (), strict=True):
         yield replace(row, node=value.name) if isinstance(value, fx.Node) else row
 
 
-def _result(program: Program, outputs: tuple[Output, ...]) -> Structure:
+def _result(program: FlatProgram, outputs: tuple[Output, ...]) -> Structure:
     rows = (row for row in outputs if row.kind is OutputKind.USER)
     leaves: list[Leaf] = [
         leaf if row.node is None else Named(row.node)
@@ -161,7 +175,7 @@ def _adjoint(adjoint: Adjoint, names: NamesNow) -> Adjoint | None:
 
 
 def _unclear(
-    program: Program, adjoints: Mapping[str, Adjoint | None], names: NamesNow
+    program: FlatProgram, adjoints: Mapping[str, Adjoint | None], names: NamesNow
 ) -> frozenset[tuple[str, int]]:
     """The values, and the calls that contribute to them, whose gradients cannot be told apart any more."""
     return frozenset(

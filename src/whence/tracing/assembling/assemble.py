@@ -26,9 +26,9 @@ from whence.program import (
     Constant,
     Contribution,
     Convention,
+    FlatProgram,
     GraphFacts,
     Named,
-    Program,
     Signature,
     Structure,
     Whole,
@@ -71,7 +71,7 @@ _RRELU = torch.ops.aten.rrelu_with_noise_functional.default
 
 def assemble(
     subject: Subject, example: Example, recorded: Recorded, functional: Functional, exchanged: Exchanged
-) -> Program:
+) -> FlatProgram:
     """The program of one finished run."""
     session, graph = recorded.session, recorded.session.recorder.graph
     layouts_read = _layouts_read(session.log, functional)
@@ -112,7 +112,7 @@ def assemble(
         turned_on=_turned_on(recorded, functional),
     )
     write_facts(graph, facts)
-    return Program(
+    return FlatProgram(
         graph_module=graph_module(session.recorder.nested, graph, subject.name),
         signature=signature,
         calls=replace(_calls(recorded, names), entry=int(subject.is_module), preserved=preserved),
@@ -457,7 +457,7 @@ def _renamed_adjoints(adjoints: Mapping[str, Adjoint], names: "_Names") -> dict[
     return renamed
 
 
-def finished(example: Example, recorded: Recorded, gradients: GradientSums) -> Program:
+def finished(example: Example, recorded: Recorded, gradients: GradientSums) -> FlatProgram:
     """The program of an attributed run; raises `Doubt` where a record cannot be used after all."""
     session = recorded.session
     recorder = session.recorder

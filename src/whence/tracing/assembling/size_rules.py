@@ -8,7 +8,7 @@ from torch import Tensor
 
 from whence._torch.sizes.dims import DimWish, Freedom
 from whence.errors import CallError, InvalidShapes
-from whence.program import Convention, Program
+from whence.program import Convention, FlatProgram
 from whence.program.arguments.open_sizes import (
     ZERO_ONE,
     Asker,
@@ -46,7 +46,7 @@ class Settled:
     decisions: tuple["Found", ...]
 
 
-def with_sizes(program: Program, example: Example, recorded: Recorded) -> Program:
+def with_sizes(program: FlatProgram, example: Example, recorded: Recorded) -> FlatProgram:
     """The program with the rules that its sizes must keep; raises `SpecialisedShapes`."""
     environment = recorded.session.recorder.environment
     if environment is None or example.dynamic is None:

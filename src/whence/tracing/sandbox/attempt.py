@@ -11,7 +11,7 @@ from whence._torch.patching import patches_undone
 from whence._torch.record.annotations import annotations_restored
 from whence._torch.record.fake_failures import failures_unlogged
 from whence._torch.sizes.symbols import undecided_bookkeeping
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.guards.observed import Observed
 from whence.tracing.recording.session import Session
 from whence.tracing.sandbox.capture_lock import take_turn
@@ -23,12 +23,12 @@ S = TypeVar("S", bound=Session)
 
 
 def attempted(
-    given: Given, work: Callable[[Interrupts], tuple[Program, Observed, S]]
-) -> tuple[Program, Observed]:
+    given: Given, work: Callable[[Interrupts], tuple[FlatProgram, Observed, S]]
+) -> tuple[FlatProgram, Observed]:
     """Do `work`, one at a time, and give PyTorch back as it was; takes tensors from whoever kept them."""
     undoing, interrupts = Undoing(), Interrupts()
 
-    def run() -> tuple[Program, Observed, S]:
+    def run() -> tuple[FlatProgram, Observed, S]:
         take_turn(undoing)
         interrupts.hold(undoing)
         undoing.later(patches_undone(), modes_restored(), annotations_restored())

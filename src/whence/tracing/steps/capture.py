@@ -11,7 +11,7 @@ from torch import Tensor
 from whence._torch.observe.hooks import hooks_on_gradient
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import UnsupportedStep
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
@@ -41,14 +41,14 @@ HOOKED = "parameters have gradient hooks, which run between autograd's nodes"
 
 def capture_step(
     step: Callable[..., Any], given: Given, model: object, optimizer: object, *, reuse: bool = True
-) -> tuple[Program, Observed]:
+) -> tuple[FlatProgram, Observed]:
     """The program of a training step on these example inputs, and what the model read.
 
     A run may find out that it must be done again: with the state that the optimizer makes in its first step,
     with the learning rate as a constant, or without replaying calls.
     """
 
-    def once(answers: Answers, given: Given) -> tuple[Program, Observed]:
+    def once(answers: Answers, given: Given) -> tuple[FlatProgram, Observed]:
         wanted = Reuse(reuse, joint=True, answers=answers).but_where(given.decide, DECIDES)
         wish = StepAssumptions(reuse=wanted)
         return until_it_holds(wish, partial(_attempted, step, given, model, optimizer))
@@ -58,8 +58,8 @@ def capture_step(
 
 def _attempted(
     step: Callable[..., Any], given: Given, model: object, optimizer: object, wish: StepAssumptions
-) -> tuple[Program, Observed]:
-    def run(interrupts: Interrupts) -> tuple[Program, Observed, StepSession]:
+) -> tuple[FlatProgram, Observed]:
+    def run(interrupts: Interrupts) -> tuple[FlatProgram, Observed, StepSession]:
         subject = step_subject(step, model)
         found = replace(optimizing(subject, optimizer), owned=wish.owned)
         return _captured(subject, example_of(subject, given), found, interrupts, wish)
@@ -69,7 +69,7 @@ def _attempted(
 
 def _captured(
     subject: Subject, example: Example, found: Optimizing, interrupts: Interrupts, wish: StepAssumptions
-) -> tuple[Program, Observed, StepSession]:
+) -> tuple[FlatProgram, Observed, StepSession]:
     refuse_inference_mode(subject.name)
     refuse_uninitialised(subject)
     begin_scales(subject.call, next((row.tensor.device for row in subject.state), torch.device("cpu")))
@@ -112,7 +112,7 @@ def _refuse_history(example: Example) -> None:
         )
 
 
-def _refuse_outside(program: Program, known: Set[int]) -> None:
+def _refuse_outside(program: FlatProgram, known: Set[int]) -> None:
     """Tensors that are in no module, or in one only as an attribute, may be read; those around the step, of
     which every run looks whether they are still there, are written, too."""
     rows = program.signature.outputs_of(OutputKind.MUTATION)

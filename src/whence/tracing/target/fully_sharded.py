@@ -15,7 +15,7 @@ from whence._torch.subclasses.fully_sharded import (
     sharded_separately,
 )
 from whence.errors import Fault, Place, UnsupportedModule, UnsupportedMutation
-from whence.program import Program
+from whence.program import FlatProgram
 from whence.provenance import ModulePath
 from whence.schema import OutputKind
 from whence.tracing.target.subject import Subject
@@ -124,7 +124,7 @@ def _described(path: ModulePath, module: nn.Module) -> str:
     return f"{path or '(root)'} ({name_of_class(module)})"
 
 
-def with_shards(program: Program, subject: Subject, sharded: Mapping[int, Tensor]) -> Program:
+def with_shards(program: FlatProgram, subject: Subject, sharded: Mapping[int, Tensor]) -> FlatProgram:
     """The program with the sharded parameters as its state; raises `UnsupportedMutation` for writes to them.
 
     Where several processes share them, its outputs cannot be differentiated: nothing averages the gradients.
@@ -139,7 +139,7 @@ def with_shards(program: Program, subject: Subject, sharded: Mapping[int, Tensor
     return program.with_changes(state=state).under(opaque=(*program.circumstances.opaque, *averaged))
 
 
-def _refuse_writes(program: Program, managed: set[str]) -> None:
+def _refuse_writes(program: FlatProgram, managed: set[str]) -> None:
     rows = [row for row in program.signature.outputs_of(OutputKind.MUTATION) if row.of in managed]
     if rows:
         raise UnsupportedMutation(
