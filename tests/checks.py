@@ -47,12 +47,15 @@ def captured(name: str, mode: str) -> whence.Program:
 
 
 def same_bits(left: Any, right: Any) -> bool:
-    """Equal bit for bit, NaN equal to NaN; anything but tensors by `==`."""
+    """Equal bit for bit, NaN equal to NaN, a zero not to one of the other sign; anything else by `==`."""
     if not isinstance(left, Tensor) or not isinstance(right, Tensor):
         return type(left) is type(right) and bool(left == right)
     if left.shape != right.shape or left.dtype != right.dtype:
         return False
-    return bool(((left == right) | (left.isnan() & right.isnan())).all())
+    if left.is_complex():
+        left, right = torch.view_as_real(left.resolve_conj()), torch.view_as_real(right.resolve_conj())
+    same_sign = left.signbit() == right.signbit() if left.is_floating_point() else torch.tensor(True)
+    return bool(((left == right) & same_sign | (left.isnan() & right.isnan())).all())
 
 
 def differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
@@ -15,9 +15,12 @@ from whence._torch.tensors import (
     clear_autocast_cache,
     default_device,
     generator_state,
+    same_bits,
     share_memory,
     untouched,
 )
+
+NAN = float("nan")
 
 
 def test_version_counts_writes() -> None:
@@ -167,3 +170,28 @@ def test_default_device_is_a_function_mode() -> None:
         assert default_device() == torch.get_default_device() == torch.device("meta")
     finally:
         torch.set_default_device(None)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "expected"),
+    [
+        pytest.param(torch.tensor([1.0]), torch.tensor([1.0]), True, id="equal"),
+        pytest.param(torch.tensor([1.0]), torch.tensor([1.0 + 1e-7]), False, id="last bit"),
+        pytest.param(torch.tensor([NAN, 1.0]), torch.tensor([NAN, 1.0]), True, id="nan"),
+        pytest.param(torch.tensor([NAN]), torch.tensor([1.0]), False, id="nan and number"),
+        pytest.param(torch.tensor([NAN]), torch.tensor([-NAN]), True, id="nan and another"),
+        pytest.param(torch.tensor([0.0]), torch.tensor([-0.0]), False, id="zeros of two signs"),
+        pytest.param(torch.tensor(complex(0, -0.0)), torch.tensor(0j), False, id="complex zeros"),
+        pytest.param(torch.ones(2, 3).t(), torch.ones(3, 2), True, id="two layouts"),
+        pytest.param(torch.tensor([1]), torch.tensor([2]), False, id="integers"),
+        pytest.param(torch.tensor([True]), torch.tensor([True]), True, id="booleans"),
+        pytest.param(
+            torch.tensor([complex(NAN, 1)]), torch.tensor([complex(NAN, 1)]), True, id="complex nan"
+        ),
+        pytest.param(torch.empty(0), torch.empty(0), True, id="nothing"),
+        pytest.param(torch.tensor([float("inf")]), torch.tensor([float("inf")]), True, id="infinity"),
+    ],
+)
+def test_same_bits(left: Tensor, right: Tensor, expected: bool) -> None:
+    """Tensors are the same when every number is, NaN being the same as NaN."""
+    assert same_bits(left, right) is expected

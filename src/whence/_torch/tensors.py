@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import inf
+from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import torch
@@ -21,6 +22,30 @@ _REMEMBERED = ("_memo", "_memo_vc", "_memo_epoch")
 
 
 PLAIN_TENSORS = (Tensor, nn.Parameter, nn.Buffer)
+
+
+_BITS = MappingProxyType({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64})
+"""The integers of as many bytes."""
+
+
+def same_bits(left: Tensor, right: Tensor) -> bool:
+    """`torch.equal`, with NaN equal to NaN, and a zero not to one of the other sign."""
+    if (left.layout, left.dtype, left.shape) != (right.layout, right.dtype, right.shape):
+        return False
+    if left.layout != torch.strided:
+        left, right = left.to_dense(), right.to_dense()
+    if left.dtype is torch.complex32:  # PyTorch compares none
+        left, right = left.to(torch.complex64), right.to(torch.complex64)
+    if not left.is_floating_point() and not left.is_complex():
+        return torch.equal(left, right)
+    if left.is_complex():
+        left, right = torch.view_as_real(left.resolve_conj()), torch.view_as_real(right.resolve_conj())
+    pair = [each.detach().resolve_neg().contiguous() for each in (left, right)]
+    first, second = (each.view(_BITS[each.itemsize]) for each in pair)
+    if torch.equal(first, second):
+        return True
+    both_nan = pair[0].double().isnan() & pair[1].double().isnan()
+    return bool(((first == second) | both_nan).all())
 
 
 def is_simple(tensor: Tensor) -> bool:
@@ -86,8 +111,11 @@ def tensors_restored(tensors: Iterable[Tensor]) -> Callable[[], None]:
 
 def attributes_set_on(tensor: Tensor) -> dict[str, Any]:
     """What somebody has set on a tensor, besides what a fake one keeps there itself."""
-    own = (row for row in vars(tensor).items() if row[0] not in _OF_FAKE)
-    return {name: held for name, held in own if not name.endswith(_REMEMBERED)}
+    return {
+        name: held
+        for name, held in vars(tensor).items()
+        if name not in _OF_FAKE and not name.endswith(_REMEMBERED)
+    }
 
 
 def without_functions() -> AbstractContextManager[Any]:

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.subclasses.fully_sharded import is_distributed_class
 from whence._torch.subclasses.wrapper_subclasses import is_composed
+from whence._torch.tensors import same_bits
 from whence.dependence.describe import (
     HELD_BY_CLASSES,
     closure_of,
@@ -139,7 +139,7 @@ def _is_that_constant(target: object, value: Tensor, walk: Walk) -> bool:
         return True
     if walk.same_model or not isinstance(target, Tensor) or target.is_meta:
         return False
-    return torch.equal(target, value)
+    return same_bits(target, value)
 
 
 def _same_strides(expected: ExpectedTensor, found: ExpectedTensor) -> bool:

@@ -233,7 +233,7 @@ def _reset(now: dict[Any, Any], before: Mapping[Any, Any]) -> None:
 
     Another thread may be looking: what was there and still is, is there all the time.
     """
-    for name in [name for name in now if name not in before]:
+    for name in _new_names(now, before):
         now.pop(name, None)
     for name, value in before.items():  # `update` of a Counter would add
         now[name] = value
@@ -241,6 +241,14 @@ def _reset(now: dict[Any, Any], before: Mapping[Any, Any]) -> None:
         for name, value in before.items():
             now.pop(name, None)
             now[name] = value
+
+
+def _new_names(now: dict[Any, Any], before: Mapping[Any, Any]) -> list[Any]:
+    try:
+        return [name for name in now if name not in before]
+    except TypeError:  # a size was a key, which symbols are while a model runs, and then no longer
+        now.clear()
+        return []
 
 
 def same_items(left: Any, right: Any) -> bool:

@@ -3,12 +3,12 @@
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from whence._torch.tensors import same_bits
 from whence.execution.running import Run
 
 
@@ -72,30 +72,6 @@ def beside(kind: str, name: str, expected: Any, found: Any) -> Comparison:
 
 def _short(value: Any) -> str:
     return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else repr(value)
-
-
-_BITS = MappingProxyType({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64})
-"""The integers of as many bytes."""
-
-
-def same_bits(left: Tensor, right: Tensor) -> bool:
-    """`torch.equal`, with NaN equal to NaN, and a zero not to one of the other sign."""
-    if (left.layout, left.dtype, left.shape) != (right.layout, right.dtype, right.shape):
-        return False
-    if left.layout != torch.strided:
-        left, right = left.to_dense(), right.to_dense()
-    if left.dtype is torch.complex32:  # PyTorch compares none
-        left, right = left.to(torch.complex64), right.to(torch.complex64)
-    if not left.is_floating_point() and not left.is_complex():
-        return torch.equal(left, right)
-    if left.is_complex():
-        left, right = torch.view_as_real(left.resolve_conj()), torch.view_as_real(right.resolve_conj())
-    pair = [each.detach().resolve_neg().contiguous() for each in (left, right)]
-    first, second = (each.view(_BITS[each.itemsize]) for each in pair)
-    if torch.equal(first, second):
-        return True
-    both_nan = pair[0].double().isnan() & pair[1].double().isnan()
-    return bool(((first == second) | both_nan).all())
 
 
 def _difference(left: Tensor, right: Tensor) -> float:

@@ -15,7 +15,7 @@ from whence._torch.pytrees import tree_flatten, tree_map_only, tree_unflatten, w
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.subclasses.fully_sharded import sharding_kept
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
-from whence._torch.tensors import untouched
+from whence._torch.tensors import same_bits, untouched
 from whence.errors import StaleCapture
 from whence.hierarchy.run.wrapper_subclasses import holder_of
 from whence.program import FlatProgram
@@ -79,8 +79,7 @@ def same_start(
 
 
 def _write_back(tensor: Tensor, value: Tensor) -> None:
-    plain = (tensor, value) if tensor.layout is torch.strided else (tensor.to_dense(), value.to_dense())
-    if tensor.is_meta or torch.equal(*plain):
+    if tensor.is_meta or same_bits(tensor, value):
         return
     with torch.no_grad():
         tensor.copy_(value)

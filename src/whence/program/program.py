@@ -114,7 +114,7 @@ class Circumstances:
 @dataclass(frozen=True, eq=False, repr=False)
 class FlatProgram(OpensInNotebook):
     """One flat functional graph, its signature, origins, calls, and the tensors of the model it was
-    captured from: what every room is given. `whence.Program` is this, with the questions that rooms above answer.
+    captured from: what every room is given. `whence.Program` is this, with what only rooms above can answer.
 
     What each node is lies on the node (`node_records`), and `facts` says it of all of them. `result` is the
     structure of what the captured callable returns. `modules` are the names of the model's hierarchy. `state`

@@ -1,5 +1,6 @@
 """What a capture tells code that asks for the class of something."""
 
+import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -36,6 +37,12 @@ ASKED: dict[str, Ask] = {
     "parameter itself": lambda model, _: model.linear.weight.__class__ is nn.Parameter,
     "size": lambda _, x: type(x.shape[0]) is int,
     "number": lambda _, x: type(x.sum().item()) is float,
+    "size is an instance": lambda _, x: (
+        isinstance(x.shape[0], int) and not isinstance(x.shape[0], float | bool)
+    ),
+    "number is an instance": lambda _, x: isinstance(x.sum().item(), (str, float)),
+    "count is an instance": lambda _, x: isinstance((x > 0).sum().item(), numbers.Integral),
+    "comparison is an instance": lambda _, x: isinstance(x.shape[0] > 3, bool),
     "name": lambda _, x: type(x).__name__ == "Tensor",
     "key": lambda _, x: {Tensor: 1}.get(type(x)),
     "class": lambda model, _: type(type(model)) is type and isinstance(Tensor, type),
@@ -54,7 +61,11 @@ def test_the_class_is_eager_s(name: str, backward: Any, is_open: bool) -> None:
     program = whence.capture(model, (X,), backward=backward, dynamic_shapes=shapes)
     assert program.verify(model, (X,)).ok
     assert program.check(model, (X,)) == []
-    assert "type" not in globals() and type(X) is Tensor and FakeTensor.__bases__ == (Tensor,)
+    assert (
+        not {"type", "isinstance"} & globals().keys()
+        and type(X) is Tensor
+        and FakeTensor.__bases__ == (Tensor,)
+    )
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import GetAttrKey, register_pytree_node
 
 from whence._torch.subclasses.fully_sharded import is_distributed
+from whence._torch.tensors import same_bits
 from whence.errors import NotDifferentiable
 
 _PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer, FakeTensor, int, float, bool, str, type(None)})
@@ -82,7 +83,7 @@ def _same_context(left: Any, right: Any) -> bool:
     if isinstance(left, dict):
         return left.keys() == right.keys() and all(_same_context(left[key], right[key]) for key in left)
     if isinstance(left, Tensor):
-        return bool(left.shape == right.shape and torch.equal(left, right))
+        return same_bits(left, right)
     return bool(left == right)
 
 

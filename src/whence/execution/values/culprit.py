@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from whence._torch.tensors import same_bits
 from whence.errors import UsageError
-from whence.execution.compare import same_bits
 from whence.execution.values.first import First, Given, first_difference
 from whence.execution.values.walk import inputs_of, walk
 from whence.program import FlatProgram

@@ -13,7 +13,8 @@ from whence._torch.autograd.nodes import inside_backward
 from whence._torch.observe.module_calls import ObservedCall, observed_modules
 from whence._torch.operators.table import said_of
 from whence._torch.pytrees import tree_flatten
-from whence.execution.compare import Comparison, beside, same_bits
+from whence._torch.tensors import same_bits
+from whence.execution.compare import Comparison, beside
 from whence.execution.values.walk import inputs_of, walk
 from whence.program import FlatProgram, Named
 from whence.program.node_records import origin_of

@@ -19,6 +19,7 @@ from whence._torch.operators.schemas import draws
 from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.exported_sizes import order_of
 from whence._torch.sizes.symbols import is_symbolic
+from whence._torch.tensors import same_bits
 from whence.errors import CallError, Fault, Noting
 from whence.hierarchy.plan.plan import Body, Plan, first_within
 from whence.hierarchy.run.interface import Interface, interface_of
@@ -122,7 +123,7 @@ def _stands_for(value: Any, argument: Any) -> bool:
     """Whether the graph may read the argument instead: a value that carries a gradient got it elsewhere."""
     if value is argument or not isinstance(value, Tensor):
         return value is argument
-    return not value.requires_grad and torch.equal(value, argument)
+    return not value.requires_grad and same_bits(value, argument)
 
 
 def _difference(expected: Any, value: Any) -> str | None:

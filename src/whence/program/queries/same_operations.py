@@ -8,6 +8,7 @@ from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
 from whence._torch.sizes.symbols import SYMBOLIC, are_same_at
+from whence._torch.tensors import same_bits
 from whence.program.calls import Constant
 from whence.schema import InputKind
 
@@ -56,7 +57,7 @@ def _are_same_results(left: "FlatProgram", right: "FlatProgram") -> bool:
 
 def _is_same_tensor(left: Tensor, right: Tensor) -> bool:
     """Whether a constant is the same, or holds the same numbers where each capture made it."""
-    return left is right or (left.dtype == right.dtype and torch.equal(left, right))
+    return left is right or same_bits(left, right)
 
 
 def _is_same_graph(left: fx.GraphModule, right: fx.GraphModule, at: Sizes | None) -> bool:

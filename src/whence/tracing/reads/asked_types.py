@@ -1,9 +1,12 @@
-"""What `type(x)` gives in code that is captured: the class that `x` has in eager mode.
+"""What `type(x)` and `isinstance(x, …)` give in code that is captured: what `x` is in eager mode.
 
-Nobody sees the call, so a class of ours takes the place of `type` in the files whose code names it. For all
-that does not stand for something else it is `type`.
+Nobody sees the calls, so a class of ours takes the place of `type`, and a function of ours that of
+`isinstance`, in the files whose code names them. For all that does not stand for something else they are
+Python's.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -51,3 +54,19 @@ def _class_of(thing: Any) -> Any:
 
 TYPE: Any = _InPlaceOfType("type", (type,), {"__module__": "builtins"})
 """In the place of `type`."""
+
+
+def _is_instance(thing: Any, kinds: Any, /) -> bool:
+    if isinstance(thing, kinds):
+        return True
+    in_eager = _IN_EAGER.get(type(thing))
+    return in_eager is not None and issubclass(in_eager, kinds)
+
+
+ANSWERS: Mapping[str, Any] = MappingProxyType({"type": TYPE, "isinstance": _is_instance})
+"""What stands for Python's own in the files whose code names it."""
+
+
+def is_answer(value: object) -> bool:
+    """Whether a value stands for one of Python's own."""
+    return any(value is answer for answer in ANSWERS.values())

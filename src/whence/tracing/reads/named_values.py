@@ -48,7 +48,7 @@ from whence.dependence.snapshots import Saved, content_of_cell, is_container, sa
 from whence.dependence.values import content_of, is_constant
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
-from whence.tracing.reads.asked_types import TYPE
+from whence.tracing.reads.asked_types import is_answer
 from whence.tracing.reads.code_words import CodeWords
 from whence.tracing.reads.outside_modules import children_of, facts_of
 
@@ -256,7 +256,7 @@ def _is_ours(value: object) -> bool:
     """Whether it is there for the run alone: what stands for `type`, or a function of ours in the place of
     one that is watched."""
     is_function = type(value) is FunctionType and value.__code__.co_filename.startswith(WHENCE)
-    return is_function or value is TYPE
+    return is_function or is_answer(value)
 
 
 def is_of_run(value: object) -> bool:

@@ -21,7 +21,7 @@ from whence._torch.observe.threads import watched_threads
 from whence._torch.patching import patched
 from whence.dependence.snapshots import content_of_cell
 from whence.errors import Fault, Place, SideEffect
-from whence.tracing.reads.asked_types import TYPE
+from whence.tracing.reads.asked_types import ANSWERS
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _CALENDARS = ("localtime", "gmtime", "ctime", "asctime", "strftime")
@@ -109,11 +109,14 @@ class ImpureCalls:
         return True
 
     def answers_for(self, namespace: dict[str, Any], name: str) -> bool:
-        """Whether a name in the code of a file is Python's `type`, which is answered as in eager mode."""
-        if name == TYPE.__name__ and name not in namespace:
-            namespace[name] = TYPE
-            self._names.append((partial(namespace.get, name), lambda _: namespace.pop(name), None, TYPE))
-        return namespace.get(name) is TYPE
+        """Whether a name in the code of a file is one of Python's that is answered as in eager mode."""
+        answer = ANSWERS.get(name)
+        if answer is None:
+            return False
+        if name not in namespace:
+            namespace[name] = answer
+            self._names.append((partial(namespace.get, name), lambda _: namespace.pop(name), None, answer))
+        return namespace[name] is answer
 
     def is_put(self, value: object) -> bool:
         """Whether a value stands under a name for what was there, and will be again."""

@@ -27,6 +27,7 @@ from whence._torch.patching import patches_undone
 from whence._torch.pytrees import TreeSpec, tree_flatten, whole_leaves
 from whence._torch.record.recorder import FakeTensorMode
 from whence._torch.sizes.numbers import is_recorded
+from whence._torch.sizes.plain_answers import symbols_taken_for_numbers
 from whence._torch.sizes.symbols import SYMBOLIC, fake_mode_of, is_symbolic, number_of
 from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of, sizes_are_known
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
@@ -166,6 +167,7 @@ def listening(
     with (
         compiling_on_this_thread(partial(run.answers.to_whoever_asks, finder), session.is_plainly_eager),
         classes_said_in_eager(),
+        symbols_taken_for_numbers(),
         compiled_functions_run_eagerly(),
         operators_called_directly(),
         functions_traced(branches.traced, session.recorder.fake_mode),

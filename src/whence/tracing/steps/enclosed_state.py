@@ -39,7 +39,7 @@ from whence.dependence.snapshots import (
 )
 from whence.errors import Place, UnsupportedStep
 from whence.provenance import ModulePath
-from whence.tracing.reads.asked_types import TYPE
+from whence.tracing.reads.asked_types import is_answer
 from whence.tracing.reads.outside_modules import OF_MODULES
 
 _THEIRS = (GradScaler, LRScheduler)
@@ -224,8 +224,9 @@ def variables_of(function: FunctionType) -> Iterator[Saved]:
         if (held := content_of_cell(cell)) is not NOTHING:
             yield Saved(name, cell, CELL, held)
     space = function.__globals__
-    names = [name for name in sorted(globals_within(function.__code__)) if space.get(name, TYPE) is not TYPE]
-    yield from (Saved(name, NamespaceEntry(space, name), VARIABLE, space[name]) for name in names)
+    names = [name for name in sorted(globals_within(function.__code__)) if name in space]
+    held = ((name, space[name]) for name in names if not is_answer(space[name]))
+    yield from (Saved(name, NamespaceEntry(space, name), VARIABLE, value) for name, value in held)
 
 
 def owners_of(step: Any) -> Iterator[tuple[str, Any]]:
