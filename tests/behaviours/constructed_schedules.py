@@ -107,6 +107,11 @@ add("cyclic", lambda optimizer: CyclicLR(optimizer, 0.01, 0.1, 2, cycle_momentum
 add("linear", lambda optimizer: LinearLR(optimizer, total_iters=3))
 add("chained", lambda optimizer: ChainedScheduler([ExponentialLR(optimizer, 0.9), LinearLR(optimizer)]))
 add(
+    "chained_with_momentum",
+    lambda optimizer: ChainedScheduler([ExponentialLR(optimizer, 0.9), LinearLR(optimizer)]),
+    optimizer=lambda: momentum(momentum=0.9),
+)
+add(
     "warmup_then_decay",
     lambda optimizer: SequentialLR(optimizer, [LinearLR(optimizer), ExponentialLR(optimizer, 0.9)], [2]),
 )

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
+from whence._torch.observe.training_steps import schedules_in
 from whence.dependence.code import globals_within
 from whence.dependence.snapshots import (
     ARRAY,
@@ -135,6 +136,7 @@ def enclosed_by(step: Callable[..., Any]) -> Enclosed:
     variables = [row for function in functions_of(step) for row in variables_of(function)]
     held = {row.path: row.before for row in variables} | dict(owners_of(step))
     held |= dict(_inside(held))
+    held |= dict(_chained(held))
     things: dict[int, tuple[str, Any]] = {}
     owners = {id(owner) for _, owner in owners_of(step) if isinstance(owner, nn.Module)}
     for name, value in held.items():
@@ -170,6 +172,13 @@ def _inside(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, owner in held.items():
         inner = own_attributes(owner) if has_state(owner) and has_attributes(owner) else {}
         yield from ((f"{name}.{key}", value) for key, value in inner.items() if isinstance(value, _THEIRS))
+
+
+def _chained(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The schedules that schedules are made of."""
+    for name, schedule in held.items():
+        inner = schedules_in(schedule) if isinstance(schedule, LRScheduler) else ()
+        yield from ((f"{name}[{at}]", value) for at, value in enumerate(inner))
 
 
 def scales_of(step: Callable[..., Any]) -> Iterator[Tensor]:
