@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import whence
@@ -69,9 +70,59 @@ def drawn_again(model: Two, x: Tensor) -> Tensor:
     return checkpoint(F.dropout, model.first(x), use_reentrant=False, preserve_rng_state=False)
 
 
+def hooked_node(model: Two, x: Tensor) -> Tensor:
+    hidden = model.first(x).sin()
+    if hidden.grad_fn is not None:
+        hidden.grad_fn.register_hook(lambda gradients, _: (gradients[0] * 2,))
+    return hidden
+
+
+def node_hooked_before(model: Two, x: Tensor) -> Tensor:
+    hidden = model.first(x).sin()
+    if hidden.grad_fn is not None:
+        hidden.grad_fn.register_prehook(lambda gradients: (gradients[0] * 2,))
+    return hidden
+
+
+class Dirty(torch.autograd.Function):
+    """Doubles in place, with a derivative of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] * 5
+
+
+def view_written(model: Two, x: Tensor) -> Tensor:
+    hidden = model.first(x) * 1
+    Dirty.apply(hidden[0])
+    return hidden.sin()
+
+
+class Thrice(TorchDispatchMode):
+    """Sines are three times as large, and autograd knows nothing of it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * 3 if func is torch.ops.aten.sin.default else result
+
+
+def under_a_mode(model: Two, x: Tensor) -> Tensor:
+    with Thrice():
+        return model.first(x).sin()
+
+
 @pytest.mark.parametrize(
     ("body", "why"),
     [
+        (hooked_node, "the hook hooked_node.* on what autograd recorded"),
+        (node_hooked_before, "the hook node_hooked_before.* on what autograd recorded"),
+        (view_written, "the custom autograd function Dirty"),
+        (under_a_mode, "the dispatch mode Thrice"),
         (frozen_meanwhile, r"requires_grad_\(False\) on the parameter first.weight"),
         (frozen_by_the_flag, r"requires_grad_\(False\) on the parameter first.weight"),
         (asked_of_the_input, r"requires_grad_\(True\) on .*args\[0\]"),

@@ -110,7 +110,7 @@ ATTRIBUTES = {
     "torch._ops.OpOverload": "_dispatch_cache _op _opname _overloadname _schema",
     "torch._subclasses.fake_tensor.FakeTensor": "_fake_device",
     "torch._subclasses.fake_tensor.FakeTensorMode": "_allow_unsafe_data_ptr_access dispatch",
-    "torch.autograd.Function": "_backward_cls",
+    "torch.autograd.Function": "_backward_cls _register_hook",
     "torch.autograd.graph.Node": "_sequence_nr",
     "torch.distributed.fsdp._fully_shard._fsdp_param.FSDPParam": """
         _module_info _orig_param_uid _setattr_on_modules _unsharded_param

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from whence._torch.autograd.derivatives import formulas_refused
 from whence._torch.autograd.grad_modes import observed_grad_modes
 from whence._torch.autograd.nodes import outside_inference_mode
+from whence._torch.autograd.own_derivatives import observed_derivatives
 from whence._torch.autograd.replaced_data import replaced_inputs
 from whence._torch.autograd.saved_tensors import observed_packing
 from whence._torch.autograd.switches import modes_restored
@@ -39,7 +40,7 @@ from whence.program.names import state_name
 from whence.program.signature import Input, Part
 from whence.schema import InputKind, Phase
 from whence.tracing.listening.run_state import RunState, run_state
-from whence.tracing.log.events import InputNamed, LossHolds
+from whence.tracing.log.events import InputNamed, LossHolds, Lost
 from whence.tracing.recording.backward import Backward, differentiate
 from whence.tracing.recording.data_dependence import INPUT, formula_decides
 from whence.tracing.recording.partial import keeping_what_was_recorded
@@ -176,6 +177,7 @@ def listening(
         observed_checkpoints(session.calls),
         run.reads.active(values, session.tensors.line_of, outside),
         observed_packing(run.watch.packing),
+        observed_derivatives(lambda what: session.log.add(Lost(what))),
         formulas_refused(lambda: running.phase is Phase.FORWARD, lambda name: formula_decides(name, here())),
     ):
         yield
