@@ -28,11 +28,13 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 # One release of torch for all of them: the oldest, whose CPU build is taken where one is offered.
+# Model Explorer comes without its adapters for other formats, which are 130 MB and not for every system.
 .venv-libraries/.ready: pyproject.toml constraints.txt Makefile
 	@echo "Installing whence and the libraries of tests/libraries into .venv-libraries (the first time takes minutes)"
 	@python3 -m venv .venv-libraries
 	@.venv-libraries/bin/pip install -q -c constraints.txt torch==2.13.0
 	@.venv-libraries/bin/pip install -q -c constraints.txt -e '.[dev,libraries]'
+	@.venv-libraries/bin/pip install -q -c constraints.txt --no-deps ai-edge-model-explorer
 	@touch $@
 
 demo: $(READY) ## show what whence does, on a small model

@@ -78,8 +78,9 @@ class Reported(FlatProgram):
         The page shows the tree of calls with what `report` says of each, the graph of a call with forward and
         backward beside each other, where each node comes from, and memory over time. With `other` both
         programs are on it, with what `diff` says. `values` are numbers of your own for nodes, by name, to
-        colour by. Without `path` it is a new file in the temporary folder. Raises what `report` raises,
-        `SelectionError` for values of nodes that there are not, and `OSError` where nothing can be written.
+        colour by; a node of a nested graph is called `true_graph_0/sin`. Without `path` it is a new file in
+        the temporary folder. Raises what `report` raises, `SelectionError` for values of nodes that there are
+        not, and `OSError` where nothing can be written.
         """
         figures = figures_of(self, device, sizes, values)
         if other is None:
@@ -88,19 +89,30 @@ class Reported(FlatProgram):
         return written(page(figures, others, self.diff(other).to_dict()), self.name, path)
 
     def to_text(
-        self, form: str, device: str | Device | None = None, *, sizes: Mapping[str, int] | None = None
+        self,
+        form: str,
+        device: str | Device | None = None,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        values: str | Mapping[str, float] | None = None,
     ) -> str:
         """The program as other tools read it, as the text of a file.
 
-        `"model-explorer"`: JSON whose layers are phases, then modules. `"trace"`: JSON for Perfetto and
-        Chrome, operations one behind another, each as long as `cost(device)` says ("h100", if none is named),
-        and memory. `"dot"`: for Graphviz, calls are clusters. `"tlparse"`: a log of artefacts for `tlparse`.
-        Raises `UsageError` for other forms, and what `cost` raises.
+        `"model-explorer"`: JSON whose layers are phases, then modules; graphs that nodes run are subgraphs.
+        `"node-data"`: JSON with a number for each of its nodes, `values`: "flops", "bytes" that are
+        moved, "kept" by the backward, "seconds", or numbers of your own by name. `"trace"`: JSON for Perfetto
+        and Chrome, operations one behind another, each as long as `cost(device)` says ("h100", if none is
+        named), and memory. `"dot"`: for Graphviz, calls are clusters. `"tlparse"`: a log of artefacts for
+        `tlparse`. Raises `UsageError` for other forms and figures, `SelectionError` for values of nodes that
+        there are not, and what `cost` raises.
         """
-        return text_of(self, form, device, sizes)
+        return text_of(self, form, device, sizes, values)
 
     def to_networkx(self, *, sizes: Mapping[str, int] | None = None) -> Any:
-        """The graph as a `networkx.MultiDiGraph`: nodes by name, with operator, phase, call, line, FLOPs."""
+        """The graph as a `networkx.MultiDiGraph`: nodes by name, with operator, phase, call, line, FLOPs.
+
+        Nodes of nested graphs are in it, as `true_graph_0/sin`.
+        """
         return network(figures_of(self, sizes=sizes))
 
     def to_dict(self) -> dict[str, Any]:

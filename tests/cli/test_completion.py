@@ -23,7 +23,7 @@ from whence.cli.completion import SHELLS, script
         (["whence", "graph", "--f"], ["--format", "--forward"]),
         (
             ["whence", "graph", "model:make", "--format", ""],
-            ["dot", "model-explorer", "tlparse", "trace", "json"],
+            ["dot", "model-explorer", "node-data", "tlparse", "trace", "json"],
         ),
         (["whence", "report", "--format", "m"], ["markdown"]),
         (["whence", "show", "saved"], []),

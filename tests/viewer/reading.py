@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
 
 import whence
 from whence.reports.figures import figures_of
@@ -76,6 +77,38 @@ class Named(nn.Module):
 def program_of(name: str = "first") -> whence.Program:
     """A training step with a module of that name."""
     return whence.capture(Named(name), (torch.randn(3, 4),), backward=lambda y: y.sum())
+
+
+class Inner(nn.Module):
+    """A layer, or its negative where what comes in is less than nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """Takes one way or the other."""
+        return torch.cond(x.sum() > 0, lambda x: self.layer(x).sin(), lambda x: -x, (x,))
+
+
+class Branching(nn.Module):
+    """A branch in a module, and a loop that the root runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Inner()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        """The branch, and three products."""
+        products = scan(lambda carry, row: (carry @ row, row.cos()), x, torch.stack([x, x, x]))[0]
+        return products + self.inner(x)
+
+
+@cache
+def branching(backward: bool = False) -> whence.Program:
+    """A program whose nodes run graphs."""
+    loss = (lambda y: y.sum()) if backward else False
+    return whence.capture(Branching(), (torch.randn(4, 4),), backward=loss)
 
 
 @cache

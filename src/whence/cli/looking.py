@@ -11,11 +11,12 @@ from whence.cli.printing import OK, print_json, print_page, signature_line, tree
 from whence.cli.programs import not_written, program_of, working, write_page
 from whence.program.queries.plain import plain_fields
 from whence.program.queries.printing import line
+from whence.reports.formats import FORMS as OTHERS
 from whence.reports.modules import module_report
 from whence.reports.numbers import scaled
 from whence.viewer import file_name
 
-FORMS = ("dot", "model-explorer", "trace", "tlparse", "json")
+FORMS = (*OTHERS, "json")
 
 
 def show(options: argparse.Namespace, console: Console) -> int:
@@ -111,4 +112,4 @@ def graph(options: argparse.Namespace, console: Console) -> int:
 def _text(program: Program, options: argparse.Namespace) -> str:
     if options.format == "json":
         return json.dumps(program.to_dict(), allow_nan=False)
-    return program.to_text(options.format, device=options.device, sizes=dict(options.sizes))
+    return program.to_text(options.format, options.device, sizes=dict(options.sizes), values=options.values)

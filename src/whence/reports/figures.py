@@ -32,14 +32,14 @@ def figures_of(
 
     A node of a nested graph is called by the nodes that hold it and its own name (`INSIDE`): names are unique
     only in one graph. `inside` says for a node what the graphs take that it runs, `made` what a node makes,
-    in the words of `diff`. `bases` are the nodes in whose memory the value of another lies. `chosen` is what
-    `select` reads besides origins. Raises `SelectionError` for values of nodes that there are not, and what
-    `report` raises.
+    in the words of `diff`. `idle` are the nodes of branches that do not count, `bases` those in whose memory
+    the value of another lies. `chosen` is what `select` reads besides origins. Raises `SelectionError` for
+    values of nodes that there are not, and what `report` raises.
     """
-    for name in values or ():
+    nodes = dict(_named(program.graph_module))
+    for name in [name for name in values or () if name not in nodes]:
         program.node(name)
     report = report_of(program, device=device, sizes=sizes)
-    nodes = dict(_named(program.graph_module))
     operations = (name for name, node in nodes.items() if node.op == "call_function")
     costs = dict(zip(operations, report.cost.nodes, strict=True))
     return {
@@ -48,6 +48,7 @@ def figures_of(
         "device": report.cost.device,
         "costs": {name: _figures(cost) for name, cost in costs.items()},
         "inside": _inside(program, costs),
+        "idle": [name for name, cost in costs.items() if not cost.taken],
         "notes": report.cost.notes(),
         "memory": report.memory.to_dict(),
         "made": {name: describe(node.meta.get("val")) for name, node in nodes.items() if node.op != "output"},

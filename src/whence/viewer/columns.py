@@ -4,13 +4,11 @@ Numbers that refer to nodes are distances backwards, and those that grow are dif
 then equal numbers, which compression stores once.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from whence.reports.figures import INSIDE
-from whence.reports.formats.nodes import CallsAround, Row
+from whence.reports.formats.nodes import CallsAround, Drawn, Row, drawn
 from whence.schema import Phase, Quality
 
 FORM = 2
@@ -38,7 +36,7 @@ class Texts:
 def columns(figures: Row) -> dict[str, Any]:
     """What `reports.figures` says of a program, for the page."""
     texts, program = Texts(), figures["program"]
-    nodes = list(_flat(program["nodes"], {}, -1))
+    nodes = list(drawn(program["nodes"]))
     return {
         "form": FORM,
         "name": program["name"],
@@ -60,31 +58,6 @@ def columns(figures: Row) -> dict[str, Any]:
         "outputs": [_output(row, texts) for row in program["outputs"]],
         "texts": texts.listed(),
     }
-
-
-@dataclass(frozen=True)
-class Drawn:
-    """A node, what `figures` calls it, the positions of those that it may read by name, and that of the node
-    that holds its graph."""
-
-    row: Row
-    name: str
-    known: Mapping[str, int]
-    owner: int
-
-
-def _flat(
-    nodes: Sequence[Row], outer: dict[str, int], owner: int, at: int = 0, around: str = ""
-) -> Iterator[Drawn]:
-    """The nodes of all graphs in order, those of a nested graph behind the node that holds it."""
-    names = dict(outer)
-    for node in nodes:
-        names[node["name"]] = at
-        name = f"{around}{node['name']}"
-        yield Drawn(node, name, names, owner)
-        inside = list(_flat(node["graph"], names, at, at + 1, f"{name}{INSIDE}")) if "graph" in node else []
-        yield from inside
-        at += 1 + len(inside)
 
 
 def _calls(rows: Sequence[Row], calls: Sequence[Row], texts: Texts) -> dict[str, Any]:

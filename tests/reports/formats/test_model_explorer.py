@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import whence
-from tests.viewer.reading import program_of
+from tests.viewer.reading import branching, program_of
 from whence.errors import UsageError
 
 NODE = {
@@ -62,16 +62,19 @@ def test_layers_are_phases_then_modules() -> None:
     assert values["forward"] == {"type": "node_ids", "nodeIds": ["relu"]}
 
 
-def test_model_explorer_itself_reads_it() -> None:
-    """With its own classes, as its server reads graphs, and with no field that it does not know."""
-    builder = pytest.importorskip("model_explorer.graph_builder", reason="Model Explorer is not installed")
-    dacite = pytest.importorskip("dacite")
-    program = program_of()
-    data = json.loads(program.to_text("model-explorer"))
-    collection = dacite.from_dict(builder.GraphCollection, data, config=dacite.Config(strict=True))
-    (graph,) = collection.graphs
-    assert [node.id for node in graph.nodes] == [n.name for n in program.graph.nodes if n.op != "output"]
-    assert collection.label == program.name and graph.groupNodeAttributes[""]["type"] == program.name
+def test_graphs_that_nodes_run_are_subgraphs() -> None:
+    """Of the nodes that run them, with the groups of their own nodes."""
+    graphs = {graph["id"]: graph for graph in json.loads(branching().to_text("model-explorer"))["graphs"]}
+    nodes = {node["id"]: node for graph in graphs.values() for node in graph["nodes"]}
+    assert nodes["cond"]["subgraphIds"] == ["Branching/true_graph_0", "Branching/false_graph_0"]
+    assert "subgraphIds" not in nodes["true_graph_0"]
+    inner = graphs["Branching/true_graph_0"]
+    assert {node["namespace"] for node in inner["nodes"]} == {"inputs", "forward/inner"}
+    assert set(inner["groupNodeAttributes"]) == {"forward/inner"}
+    for graph in graphs.values():
+        known = {node["id"] for node in graph["nodes"]}
+        read = {edge["sourceNodeId"] for node in graph["nodes"] for edge in node["incomingEdges"]}
+        assert read <= known
 
 
 def test_slashes_in_names_make_no_layers() -> None:
@@ -82,5 +85,5 @@ def test_slashes_in_names_make_no_layers() -> None:
 
 def test_another_form_is_refused() -> None:
     """The answer lists those that there are."""
-    with pytest.raises(UsageError, match="the forms are model-explorer, trace, dot, tlparse"):
+    with pytest.raises(UsageError, match="the forms are model-explorer, node-data, trace, dot, tlparse"):
         program_of().to_text("svg")

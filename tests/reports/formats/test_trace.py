@@ -17,7 +17,7 @@ from tests.viewer.reading import program_of
 
 
 def test_what_a_scan_repeats_takes_its_time() -> None:
-    """In the one event of the node that runs the graph; a branch that does not count takes none."""
+    """Its operations lie in it, each with all of its runs; a branch that does not count is left out."""
 
     def products(first: torch.Tensor, rows: torch.Tensor) -> Any:
         found = scan(lambda carry, row: (carry @ row, row.sin()), first, rows)[1]
@@ -29,7 +29,13 @@ def test_what_a_scan_repeats_takes_its_time() -> None:
     operations = [event for event in events if event["ph"] == "X"]
     assert sum(event["dur"] for event in operations) == pytest.approx((total.seconds or 0) * 1e6, abs=1e-3)
     flops = {event["args"]["node"]: event["args"]["flops"] for event in operations}
-    assert flops["scan"] == flops["cond"] == 5 * 54 and sum(flops.values()) == total.total_flops
+    assert flops["scan_combine_graph_0/mm"] == flops["true_graph_0/bmm"] == 5 * 54
+    assert sum(flops.values()) == total.total_flops
+    assert not any(name.startswith("false_graph_0") for name in flops)
+    around = [event for event in events if event["ph"] == "B" and "args" in event]
+    runs = {event["name"]: event["args"]["flops"] for event in around}
+    assert runs == {"scan": 5 * 54, "cond": 5 * 54}
+    assert list(rules_broken({"traceEvents": events})) == []
 
 
 def test_operations_lie_in_their_calls() -> None:

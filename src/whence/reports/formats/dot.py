@@ -1,9 +1,10 @@
-"""The graph as DOT, for Graphviz: calls are clusters, and the backward is dashed."""
+"""The graph as DOT, for Graphviz: calls and nested graphs are clusters, and the backward is dashed."""
 
 from collections.abc import Iterator, Mapping
+from itertools import count
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Row, reads, short
+from whence.reports.formats.nodes import CallsAround, Drawn, Row, drawn, short
 
 _STYLES = {"forward": "solid", "backward": "dashed", "optimizer": "dotted"}
 
@@ -11,33 +12,45 @@ _STYLES = {"forward": "solid", "backward": "dashed", "optimizer": "dotted"}
 def dot(figures: Row) -> str:
     """One digraph; whatever names are, they are quoted texts."""
     program = figures["program"]
-    sites = CallsAround(program["calls"])
-    root: dict[str, Any] = {"nodes": [], "inside": {}}
-    for node in program["nodes"]:
-        held = root
-        for call in sites.chain(node):
-            inside = {"label": CallsAround.label(call), "nodes": [], "inside": {}}
-            held = held["inside"].setdefault(call["number"], inside)
-        held["nodes"].append(node)
-    edges = [
-        f"  {_quoted(name)} -> {_quoted(node['name'])};"
-        for node in program["nodes"]
-        for name in dict.fromkeys(reads(node))
-    ]
+    nodes = list(drawn(program["nodes"]))
     lines = [f"digraph {_quoted(program['name'])} {{", '  node [shape=box, fontname="Helvetica"];']
-    return "\n".join([*lines, *_cluster(root, figures["made"], "  "), *edges, "}", ""])
+    clusters = _cluster(_held(nodes, program["calls"]), figures["made"], "  ", count(1))
+    return "\n".join([*lines, *clusters, *_edges(nodes), "}", ""])
 
 
-def _cluster(held: Row, made: Mapping[str, str], indent: str) -> Iterator[str]:
+def _held(nodes: list[Drawn], calls: list[Row]) -> dict[str, Any]:
+    """The clusters inside of each other; that of a nested graph lies where the node lies that holds it."""
+    sites, around = CallsAround(calls), dict[str, tuple[str, ...]]()
+    root: dict[str, Any] = {"nodes": [], "inside": {}}
+    for node in nodes:
+        holder = (*around[node.holder], node.holder) if node.holder else ()
+        labels = [CallsAround.label(call) for call in sites.chain(node)]
+        around[node.name] = (*holder, *(label for label in labels if label not in holder))
+        held = root
+        for label in around[node.name]:
+            held = held["inside"].setdefault(label, {"nodes": [], "inside": {}})
+        held["nodes"].append(node)
+    return root
+
+
+def _edges(nodes: list[Drawn]) -> Iterator[str]:
+    for node in nodes:
+        for name in dict.fromkeys(node.reads()):
+            yield f"  {_quoted(name)} -> {_quoted(node.name)};"
+        if node.row["op"] == "output" and node.holder:
+            yield f"  {_quoted(node.name)} -> {_quoted(node.holder)} [style=dotted];"
+
+
+def _cluster(held: Row, made: Mapping[str, str], indent: str, numbers: Iterator[int]) -> Iterator[str]:
     for node in held["nodes"]:
-        said = dict.fromkeys([node["name"], short(node["target"]), made.get(node["name"], "")])
+        said = dict.fromkeys([node.row["name"], short(node.row["target"]), made.get(node.name, "")])
         label = "\n".join(filter(None, said))
-        style = _STYLES[node["origin"]["phase"]]
-        yield f"{indent}{_quoted(node['name'])} [label={_quoted(label)}, style={style}];"
-    for number, inner in held["inside"].items():
-        yield f"{indent}subgraph cluster_{number} {{"
-        yield f"{indent}  label={_quoted(inner['label'])};"
-        yield from _cluster(inner, made, f"{indent}  ")
+        style = _STYLES[node.row["origin"]["phase"]]
+        yield f"{indent}{_quoted(node.name)} [label={_quoted(label)}, style={style}];"
+    for name, inner in held["inside"].items():
+        yield f"{indent}subgraph cluster_{next(numbers)} {{"
+        yield f"{indent}  label={_quoted(name)};"
+        yield from _cluster(inner, made, f"{indent}  ", numbers)
         yield f"{indent}}}"
 
 

@@ -1,12 +1,22 @@
-"""The graph collections of Model Explorer, whose fields are those of its `graph_builder` 0.1.34.
+"""The graph collections and the node data of Model Explorer, with the fields of its `graph_builder` and
+`node_data_builder` 0.1.34.
 
 https://github.com/google-ai-edge/model-explorer
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Row, cost_with_inside, reads, short
+from whence.reports.formats.nodes import (
+    CallsAround,
+    Drawn,
+    Row,
+    by_graph,
+    cost_with_inside,
+    drawn,
+    forward_of,
+    short,
+)
 from whence.reports.numbers import scaled
 
 SLASH = "\u2215"
@@ -14,40 +24,97 @@ SLASH = "\u2215"
 
 
 def model_explorer(figures: Row) -> dict[str, Any]:
-    """One collection with one graph: layers are phases, then modules; groups carry what `report` says."""
-    program = figures["program"]
-    nodes = [node for node in program["nodes"] if node["op"] != "output"]
-    kept = {row["node"]: row["bytes"] for row in figures["memory"]["kept"]}
-    sites, inputs = CallsAround(program["calls"]), {row["name"]: row for row in program["inputs"]}
-    graph = {
-        "id": program["name"],
-        "nodes": [
-            {
-                "id": node["name"],
-                "label": inputs[node["name"]]["path"] if node["name"] in inputs else short(node["target"]),
-                "namespace": _namespace(node, sites, inputs),
-                "attrs": list(_attributes(node, figures, kept)),
-                "incomingEdges": [
-                    {"sourceNodeId": name, "sourceNodeOutputId": "0", "targetNodeInputId": str(at)}
-                    for at, name in enumerate(reads(node))
-                ],
-                "outputsMetadata": [
-                    {"id": "0", "attrs": [_attribute("made", figures["made"][node["name"]])]}
-                ],
-            }
-            for node in nodes
-        ],
-        "groupNodeAttributes": _groups(figures),
-    }
-    return {"label": program["name"], "graphs": [graph]}
+    """One collection: layers are phases, then modules; groups carry what `report` says.
+
+    Graphs that nodes run are graphs of their own, to which those nodes lead.
+    """
+    name = figures["program"]["name"]
+    groups, drawing = _groups(figures), _Drawing(figures)
+    return {"label": name, "graphs": [drawing.graph(*each, groups) for each in graphs_of(figures)]}
 
 
-def _namespace(node: Row, sites: CallsAround, inputs: Mapping[str, Row]) -> str:
-    if node["name"] in inputs:
-        return f"inputs/{inputs[node['name']]['kind']}"
-    chain = sites.chain(node)
-    site = CallsAround.site(chain[-1]) if chain else ""
-    return "/".join([node["origin"]["phase"], *_segments(site)])
+def graphs_of(figures: Row) -> Iterator[tuple[str, list[Drawn]]]:
+    """The nodes of each graph that are shown, by the node that holds it; the program's own come first."""
+    for holder, nodes in by_graph(list(drawn(figures["program"]["nodes"]))).items():
+        yield holder, [node for node in nodes if node.row["op"] != "output"]
+
+
+def graph_id(figures: Row, holder: str) -> str:
+    """What a graph is called: by the program, and by the node that holds it."""
+    return "/".join(filter(None, [figures["program"]["name"], holder]))
+
+
+class _Drawing:
+    """What is known of the nodes of a program."""
+
+    def __init__(self, figures: Row) -> None:
+        program = figures["program"]
+        self._figures, self._sites = figures, CallsAround(program["calls"])
+        self._inputs = {row["name"]: row for row in program["inputs"]}
+        self._kept = kept_bytes(figures)
+        self._nodes = list(drawn(program["nodes"]))
+        self._holders = {node.holder for node in self._nodes} - {""}
+
+    def graph(
+        self, holder: str, nodes: Sequence[Drawn], groups: Mapping[str, dict[str, str]]
+    ) -> dict[str, Any]:
+        """One graph, with the groups that its nodes make, and the program's own with those of all."""
+        shown = [self._node(node) for node in nodes]
+        layers = {layer for node in shown for layer in _layers(node["namespace"])}
+        return {
+            "id": graph_id(self._figures, holder),
+            "nodes": shown,
+            "groupNodeAttributes": {
+                layer: texts for layer, texts in groups.items() if not holder or layer in layers
+            },
+        }
+
+    def _node(self, node: Drawn) -> dict[str, Any]:
+        row, read = self._inputs.get(node.name), node.reads()
+        held = [graph_id(self._figures, name) for name in dict.fromkeys(read) if name in self._holders]
+        return {
+            "id": node.name,
+            "label": short(node.row["target"]) if row is None else row["path"],
+            "namespace": self._namespace(node),
+            "attrs": list(self._attributes(node)),
+            "incomingEdges": [
+                {"sourceNodeId": name, "sourceNodeOutputId": "0", "targetNodeInputId": str(at)}
+                for at, name in enumerate(read)
+            ],
+            "outputsMetadata": [{"id": "0", "attrs": [_attribute("made", self._figures["made"][node.name])]}],
+            **({"subgraphIds": held} if held else {}),
+        }
+
+    def _namespace(self, node: Drawn) -> str:
+        if node.name in self._inputs:
+            return f"inputs/{self._inputs[node.name]['kind']}"
+        if node.row["op"] == "placeholder":  # of a graph that a node runs
+            return "inputs"
+        chain = self._sites.chain(node)
+        site = CallsAround.site(chain[-1]) if chain else ""
+        return "/".join([node.row["origin"]["phase"], *_segments(site)])
+
+    def _attributes(self, node: Drawn) -> Iterator[dict[str, Any]]:
+        origin = node.row["origin"]
+        yield _attribute("operator", node.row["target"])
+        yield _attribute(
+            "origin", f"{origin['quality']}, {' + '.join(origin['calls']) or 'outside any module'}"
+        )
+        if origin["source"]:
+            yield _attribute("line", origin["source"])
+        if forward := forward_of(node, self._nodes):
+            yield _attribute("forward", {"type": "node_ids", "nodeIds": [forward]})
+        if node.name in self._figures["costs"]:
+            flops, read, written, _ = cost_with_inside(node, self._figures)
+            yield _attribute("FLOPs", _figure(flops))
+            yield _attribute("bytes moved", _figure(read + written))
+        if node.name in self._kept:
+            yield _attribute("kept bytes", _figure(self._kept[node.name]))
+
+
+def _layers(namespace: str) -> Iterator[str]:
+    segments = namespace.split("/")
+    return ("/".join(segments[:count]) for count in range(1, len(segments) + 1))
 
 
 def _segments(site: str) -> list[str]:
@@ -58,24 +125,13 @@ def _attribute(key: str, value: Any) -> dict[str, Any]:
     return {"key": key, "value": value if isinstance(value, dict) else str(value)}
 
 
-def _attributes(node: Row, figures: Row, kept: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    origin = node["origin"]
-    yield _attribute("operator", node["target"])
-    yield _attribute("origin", f"{origin['quality']}, {' + '.join(origin['calls']) or 'outside any module'}")
-    if origin["source"]:
-        yield _attribute("line", origin["source"])
-    if origin["forward"]:
-        yield _attribute("forward", {"type": "node_ids", "nodeIds": [origin["forward"]]})
-    if node["name"] in figures["costs"]:
-        flops, read, written, _ = cost_with_inside(node, figures)
-        yield _attribute("FLOPs", _figure(flops))
-        yield _attribute("bytes moved", _figure(read + written))
-    if node["name"] in kept:
-        yield _attribute("kept bytes", _figure(kept[node["name"]]))
-
-
 def _figure(value: float) -> str:
     return scaled(value).rstrip()
+
+
+def kept_bytes(figures: Row) -> dict[str, int]:
+    """What the backward keeps, by node."""
+    return {row["node"]: row["bytes"] for row in figures["memory"]["kept"]}
 
 
 def _groups(figures: Row) -> dict[str, dict[str, str]]:

@@ -3,37 +3,44 @@
 import importlib
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Row, cost_with_inside, reads
+from whence.reports.formats.nodes import CallsAround, Drawn, Row, cost_with_inside, drawn, forward_of
 
 
 def network(figures: Row) -> Any:
-    """A `networkx.MultiDiGraph`, whose attributes are numbers and texts, so that it can be written."""
+    """A `networkx.MultiDiGraph`, whose attributes are numbers and texts, so that it can be written.
+
+    Edges of the kind `graph` lead from what a nested graph returns to the node that holds the graph, which
+    those read that run it.
+    """
     program = figures["program"]
     graph = importlib.import_module("networkx").MultiDiGraph(name=program["name"])
     sites, kinds = CallsAround(program["calls"]), {row["name"]: row for row in program["inputs"]}
-    for node in program["nodes"]:
-        graph.add_node(node["name"], **_known(node, figures, sites, kinds))
-    for node in program["nodes"]:
-        for position, name in enumerate(reads(node)):
-            graph.add_edge(name, node["name"], position=position)
+    nodes = list(drawn(program["nodes"]))
+    for node in nodes:
+        graph.add_node(node.name, **_known(node, figures, sites, kinds), forward=forward_of(node, nodes))
+    for node in nodes:
+        for position, name in enumerate(node.reads()):
+            graph.add_edge(name, node.name, position=position, kind="value")
+        if node.row["op"] == "output" and node.holder:
+            graph.add_edge(node.name, node.holder, position=0, kind="graph")
     return graph
 
 
-def _known(node: Row, figures: Row, sites: CallsAround, kinds: Row) -> dict[str, Any]:
-    origin, chain = node["origin"], sites.chain(node)
+def _known(node: Drawn, figures: Row, sites: CallsAround, kinds: Row) -> dict[str, Any]:
+    origin, chain = node.row["origin"], sites.chain(node)
     flops, read, written, _ = cost_with_inside(node, figures)
     found = {
-        "op": node["op"],
-        "target": node["target"],
-        "made": figures["made"].get(node["name"], ""),
+        "op": node.row["op"],
+        "target": node.row["target"],
+        "graph": node.holder,
+        "made": figures["made"].get(node.name, ""),
         "phase": origin["phase"],
         "call": CallsAround.site(chain[-1]) if chain else "",
         "type": chain[-1]["type"] if chain else "",
         "quality": origin["quality"],
         "source": origin["source"] or "",
-        "forward": origin["forward"] or "",
         "flops": flops,
         "bytes": read + written,
     }
-    row = kinds.get(node["name"])
+    row = kinds.get(node.name)
     return found if row is None else {**found, "kind": row["kind"], "path": row["path"]}

@@ -1,14 +1,59 @@
-"""The nodes of plain data as other formats want them: what each reads, and the calls around it."""
+"""The nodes of plain data as other formats want them: of every graph, with what each reads and its calls."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+from whence.reports.figures import INSIDE
 
 Row = Mapping[str, Any]
 
 
-def reads(node: Row) -> list[str]:
-    """The nodes that a node reads, in order, one twice where it stands twice."""
-    return list(_names([node["args"], node["kwargs"]]))
+@dataclass(frozen=True)
+class Drawn:
+    """A node, what `figures` calls it, the positions of those that it may read by name, and that of the node
+    that holds its graph: -1 for the program's own."""
+
+    row: Row
+    name: str
+    known: Mapping[str, int]
+    owner: int
+
+    @property
+    def holder(self) -> str:
+        """The name of the node that holds its graph."""
+        return self.name.removesuffix(self.row["name"]).removesuffix(INSIDE)
+
+    def reads(self) -> list[str]:
+        """The nodes that it reads, in order, one twice where it stands twice."""
+        around = self.name.removesuffix(self.row["name"])
+        return [f"{around}{name}" for name in _names([self.row["args"], self.row["kwargs"]])]
+
+
+def drawn(
+    nodes: Sequence[Row],
+    outer: Mapping[str, int] | None = None,
+    owner: int = -1,
+    at: int = 0,
+    around: str = "",
+) -> Iterator[Drawn]:
+    """The nodes of all graphs in order, those of a nested graph behind the node that holds it."""
+    names = dict(outer or {})
+    for node in nodes:
+        names[node["name"]] = at
+        name = f"{around}{node['name']}"
+        yield Drawn(node, name, names, owner)
+        inside = list(drawn(node["graph"], names, at, at + 1, f"{name}{INSIDE}")) if "graph" in node else []
+        yield from inside
+        at += 1 + len(inside)
+
+
+def by_graph(nodes: Sequence[Drawn]) -> dict[str, list[Drawn]]:
+    """The nodes of each graph by the node that holds it, the program's own first."""
+    found: dict[str, list[Drawn]] = {}
+    for node in nodes:
+        found.setdefault(node.holder, []).append(node)
+    return found
 
 
 def _names(value: Any) -> Iterator[str]:
@@ -21,11 +66,15 @@ def _names(value: Any) -> Iterator[str]:
         yield from (name for held in value for name in _names(held))
 
 
-def cost_with_inside(node: Row, figures: Row) -> list[float]:
+def forward_of(node: Drawn, nodes: Sequence[Drawn]) -> str:
+    """The name of its forward node; empty without one."""
+    at = node.known.get(node.row["origin"]["forward"])
+    return "" if at is None else nodes[at].name
+
+
+def cost_with_inside(node: Drawn, figures: Row) -> list[float]:
     """FLOPs, bytes read and written, and seconds of a node, with the graphs that it runs."""
-    found: list[float] = figures["inside"].get(node["name"]) or figures["costs"].get(
-        node["name"], [0, 0, 0, 0.0]
-    )
+    found: list[float] = figures["inside"].get(node.name) or figures["costs"].get(node.name, [0, 0, 0, 0.0])
     return found
 
 
@@ -51,9 +100,9 @@ class CallsAround:
         """The call site and the class of the module."""
         return f"{CallsAround.site(call) or '(root)'}: {call['type']}"
 
-    def chain(self, node: Row) -> list[Row]:
+    def chain(self, node: Drawn) -> list[Row]:
         """The calls around a node, outermost first, without the program itself."""
-        place = node["origin"]["place"]
+        place = node.row["origin"]["place"]
         number = 0 if place is None else self._numbers.get(place, 0)
         found: list[Row] = []
         while number:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Row
+from whence.reports.formats.nodes import CallsAround, Row, drawn
 from whence.reports.formats.trace import trace
 
 _PREFIX = "V0101 00:00:00.000000 0 whence/reports/formats/tlparse.py:1]"
@@ -53,16 +53,16 @@ def _operations(figures: Row) -> Iterator[str]:
     """A line each, below the call that makes it, with the line of the model behind it."""
     program, heading = figures["program"], ""
     sites = CallsAround(program["calls"])
-    for node in program["nodes"]:
-        if node["op"] in ("placeholder", "output"):
+    for node in drawn(program["nodes"]):
+        if node.row["op"] in ("placeholder", "output"):
             continue
-        chain = sites.chain(node)
-        now = f"{node['origin']['phase']}  {CallsAround.site(chain[-1]) or '(root)' if chain else ''}"
+        origin, chain = node.row["origin"], sites.chain(node)
+        now = f"{origin['phase']}  {CallsAround.site(chain[-1]) or '(root)' if chain else ''}"
         if now != heading:
             heading = now
             yield f"\n{now}"
-        made, source = figures["made"][node["name"]], node["origin"]["source"]
-        yield f"  {node['name']}: {made} = {node['target']}  # {source}"
+        made = figures["made"][node.name]
+        yield f"  {node.name}: {made} = {node.row['target']}  # {origin['source']}"
 
 
 def _guards(program: Row) -> Iterator[str]:
