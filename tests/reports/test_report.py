@@ -40,10 +40,10 @@ def test_page() -> None:
     """Equal neighbours are one row."""
     table = [line.split() for line in str(report_of(depth=2)).partition("\n\n")[0].splitlines()]
     expected = (
-        "(program) 19 48 85 816 1.44 k 5.72 k 384",
-        "(root) Sequential 18 46 85 816 1.44 k 5.69 k 384",
-        "0 Sequential 4 8 20 192 192 1.12 k 96",
-        "1 … 3 × 3 Sequential 4 10 20 192 384 1.38 k 96",
+        "(program) 19 48 85 816 1.44 k 5.72 k 384 384 816",
+        "(root) Sequential 18 46 85 816 1.44 k 5.69 k 384 384 768",
+        "0 Sequential 4 8 20 192 192 1.12 k 96 192",
+        "1 … 3 × 3 Sequential 4 10 20 192 384 1.38 k 96 192",
         "4 Linear 2 8 5 48 96 440",
     )
     assert [" ".join(line) for line in table[1:]] == [*expected]

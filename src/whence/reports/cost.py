@@ -25,10 +25,19 @@ from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.devices import Device, device_of
-from whence.reports.flops import Flops, bytes_at, flops_of, open_bytes, open_flops
+from whence.reports.flops import (
+    Flops,
+    bytes_at,
+    flops_of,
+    held_graphs,
+    is_branch,
+    open_bytes,
+    open_flops,
+    runs_of,
+    trips_of,
+)
 from whence.reports.modules import calls_around
 from whence.reports.numbers import scaled
-from whence.reports.runs import held_graphs, is_branch, runs_of, trips_of
 from whence.schema import InputKind, Phase
 
 aten = torch.ops.aten

@@ -12,10 +12,10 @@ from whence.program.queries.marks import marked
 from whence.program.signature import Input, describe
 from whence.reports.cost import NodeCost, checked_sizes, data_named
 from whence.reports.devices import Device
+from whence.reports.flops import held_graphs
 from whence.reports.memory import Storages
 from whence.reports.plain import plain
 from whence.reports.report import plain_row, report_of
-from whence.reports.runs import held_graphs
 from whence.schema import Aspect, InputKind
 
 INSIDE = "/"

@@ -3,9 +3,11 @@
 A multiplication and an addition are two; element-wise operations, sums and copies count as none. That is the
 convention of `torch.utils.flop_counter`, whose registry is asked first, so numbers agree with its
 `FlopCounterMode`. What it leaves out and we have a formula for is counted and told apart (`Flops.beyond`).
+
+A graph that a node holds runs as often as that says: branches of a `cond`, what a loop or a map repeats.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import is_composite, op_name
 from whence._torch.pytrees import tree_flatten, tree_unflatten
 from whence._torch.sizes.drawn_numbers import DRAWN
@@ -74,7 +77,7 @@ def _grouped_backward(*shapes: Any, **__: Any) -> Any:
 
 
 _ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu
-_OWN: Mapping[Any, Callable[..., Any]] = {
+OWN: Mapping[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention: _attention,
     _ON_CPU: _attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
@@ -116,7 +119,7 @@ def _has_own(target: Any) -> bool:
 
 
 def _own(packet: Any) -> Callable[..., Any] | None:
-    return _OWN.get(packet) or _OF_LIBRARIES.get(str(packet))
+    return OWN.get(packet) or _OF_LIBRARIES.get(str(packet))
 
 
 def _told(value: Any, sizes: Sizes) -> Any:
@@ -169,7 +172,7 @@ def _may_multiply(target: Any) -> bool:
 
 def _of_decomposition(target: Any, args: Any, kwargs: Any) -> Flops:
     """What its parts take, as eager takes them apart without gradients, on tensors without memory."""
-    own = {packet: formula for packet, formula in _OWN.items() if packet not in flop_registry}
+    own = {packet: formula for packet, formula in OWN.items() if packet not in flop_registry}
     counter = FlopCounterMode(display=False, custom_mapping=own)
     with torch.no_grad(), counter:
         target(*args, **kwargs)
@@ -231,3 +234,37 @@ def bytes_at(value: Any, sizes: Sizes) -> int:
     leaves = [value] if isinstance(value, Tensor) and not is_composed(value) else tree_flatten(value)[0]
     tensors = (leaf for leaf in leaves if isinstance(leaf, Tensor))
     return sum(prod(shape_at(tensor, sizes)) * tensor.dtype.itemsize for tensor in tensors)
+
+
+_OVER: Mapping[str, int] = {"scan": 2, "map_impl": 1}
+"""Operators that run a graph for each item of an argument, and which argument that is."""
+
+
+def held_graphs(node: fx.Node) -> Iterator[tuple[fx.Node, fx.GraphModule]]:
+    """The graphs that a node runs, each with the node that reads it."""
+    for source in node.all_input_nodes:
+        if (inner := nested_graph(source)) is not None:
+            yield source, inner
+
+
+def is_branch(node: fx.Node) -> bool:
+    """Whether one of the graphs that a node holds runs, and the others do not."""
+    return op_name(node.target) == "cond"
+
+
+def runs_of(node: fx.Node, sizes: Mapping[str, int]) -> int | None:
+    """How often a node runs each graph that it holds; None where that is not known: once or more."""
+    if is_branch(node):
+        return 1
+    place = _OVER.get(op_name(node.target))
+    if place is None:
+        return None
+    items = [source.meta.get("val") for source in tree_flatten(node.args[place])[0]]
+    lengths = {shape_at(item, sizes)[0] for item in items if isinstance(item, Tensor)}
+    return lengths.pop() if len(lengths) == 1 else None
+
+
+def trips_of(reading: fx.Node, sizes: Mapping[str, int]) -> int:
+    """How often a graph runs, by the node that reads it; once where nobody knows."""
+    users = [node for node in reading.users if node.op == "call_function"]
+    return sum(runs_of(node, sizes) or 1 for node in users) if users else 1

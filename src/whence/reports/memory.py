@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -26,9 +26,8 @@ from whence.program.node_records import origin_of, place_of, record_of
 from whence.program.queries.marks import READS_NO_VALUE
 from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.cost import checked_sizes, data_named, viewed_argument
-from whence.reports.flops import bytes_at
+from whence.reports.flops import bytes_at, held_graphs, is_branch
 from whence.reports.numbers import scaled
-from whence.reports.runs import held_graphs, is_branch
 from whence.schema import InputKind, OutputKind, Phase, Quality
 
 _KINDS = {
@@ -109,10 +108,10 @@ def _kept_line(rows: Sequence[Kept]) -> str:
 def memory_of(program: FlatProgram, sizes: Mapping[str, int] | None = None) -> Memory:
     """Read from shapes alone; nothing runs."""
     with data_named():
-        return _memory(Storages(program, checked_sizes(program, sizes)))
+        return memory_in(Storages(program, checked_sizes(program, sizes)))
 
 
-def _memory(storages: "Storages") -> Memory:
+def memory_in(storages: "Storages") -> Memory:
     timeline, top = [], (-1, 0)
     for at, alive in enumerate(_alive(storages)):
         timeline.append((storages.nodes[at].name, alive))
@@ -130,6 +129,14 @@ def _memory(storages: "Storages") -> Memory:
     )
 
 
+class BackwardRead(NamedTuple):
+    """A value of the forward that an operation of the backward reads: who computed it, which, and by what."""
+
+    maker: fx.Node
+    source: fx.Node
+    node: fx.Node
+
+
 class Storages:
     """Which nodes share memory, and for how long it is needed; of a graph inside without what it is given."""
 
@@ -141,6 +148,11 @@ class Storages:
         self.nodes = [node for node in self.graph.nodes if node.op != "output"]
         self.place = {node: at for at, node in enumerate(self.nodes)}
         self._sizes = sizes
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether anything can be kept for a backward."""
+        return self.program.has_backward or self.program.step is not None
 
     @cached_property
     def bases(self) -> dict[fx.Node, tuple[fx.Node, ...]]:
@@ -189,24 +201,25 @@ class Storages:
         return found
 
     @cached_property
-    def kept(self) -> dict[fx.Node, tuple[fx.Node, fx.Node, fx.Node]]:
-        """Storages that the forward makes and the backward reads: who computed what is in each, which value
-        is read first, and by what."""
-        program, found = self.program, dict[fx.Node, tuple[fx.Node, fx.Node, fx.Node]]()
-        if not program.has_backward and program.step is None:
-            return found
-        updated = {row.node for row in program.signature.outputs_of(OutputKind.MUTATION)}  # kept anyway
+    def readings(self) -> dict[fx.Node, tuple[BackwardRead, ...]]:
+        """Storages that the forward makes and the backward reads, by what; not by what views them."""
+        found = dict[fx.Node, list[BackwardRead]]()
+        if not self.has_backward:
+            return {}
+        updated = {row.node for row in self.program.signature.outputs_of(OutputKind.MUTATION)}  # kept anyway
         for node in self.nodes:
             is_backward = node.op == "call_function" and origin_of(node).phase is Phase.BACKWARD
             if not is_backward or getattr(node.target, "overloadpacket", None) in READS_NO_VALUE:
                 continue
             for source in node.all_input_nodes:
                 for base, maker in zip(self.bases[source], self.makers[source], strict=True):
-                    has_memory = base.op == "call_function" and isinstance(base.meta.get("val"), Tensor)
-                    is_made = has_memory and origin_of(base).phase is Phase.FORWARD
-                    if is_made and maker.name not in updated:
-                        found.setdefault(base, (maker, source, node))
-        return found
+                    if is_made(base) and maker.name not in updated:
+                        found.setdefault(base, []).append(BackwardRead(maker, source, node))
+        return {base: self._real(rows) for base, rows in found.items()}
+
+    def _real(self, rows: Sequence[BackwardRead]) -> tuple[BackwardRead, ...]:
+        """Those that read the value itself, if any do: a view of it (`detach`) is read in its turn."""
+        return tuple(row for row in rows if viewed_argument(row.node.target) is None) or tuple(rows)
 
     def _bases(self, node: fx.Node, known: Mapping[fx.Node, tuple[fx.Node, ...]]) -> tuple[fx.Node, ...]:
         viewed = viewed_argument(node.target) if node.op == "call_function" else None
@@ -258,7 +271,7 @@ class Storages:
     @cached_property
     def first(self) -> dict[fx.Node, int]:
         """The position at which each storage is taken: an item of a row is there with the whole row."""
-        return {node: self.place[_row(node)] for node in self.size}
+        return {node: self.place[row_of(node)] for node in self.size}
 
     def meanwhile(self, node: fx.Node) -> int:
         """The bytes that are there only while a node runs: items that nobody reads, and what is inside."""
@@ -290,7 +303,13 @@ def _differentiates(node: fx.Node) -> str | None:
     return origin.forward if is_backward else None
 
 
-def _row(node: fx.Node) -> fx.Node:
+def is_made(base: fx.Node) -> bool:
+    """Whether the forward makes the memory of a tensor."""
+    has_memory = base.op == "call_function" and isinstance(base.meta.get("val"), Tensor)
+    return has_memory and origin_of(base).phase is Phase.FORWARD
+
+
+def row_of(node: fx.Node) -> fx.Node:
     """The operation that makes a value; that of an item is the one that makes the row."""
     is_item = op_name(node.target) == "getitem" and isinstance(node.args[0], fx.Node)
     return node.args[0] if is_item else node  # type: ignore[return-value]
@@ -321,7 +340,7 @@ def _gaps(nodes: Sequence[fx.Node]) -> dict[str, int]:
 
 
 def _kept(storages: Storages) -> Iterator[Kept]:
-    for base, (maker, source, node) in storages.kept.items():
+    for base, ((maker, source, node), *_) in storages.readings.items():
         yield Kept(
             node=maker.name,
             operation=op_name(maker.target),
@@ -349,6 +368,6 @@ def _parts(storages: Storages, at: int) -> dict[str, int]:
         elif node in gradients:
             kind = "gradients"
         else:
-            kind = "activations" if node in storages.kept else "temporaries"
+            kind = "activations" if node in storages.readings else "temporaries"
         parts[kind] = parts.get(kind, 0) + size
     return parts

@@ -17,11 +17,12 @@ from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance import ModulePath, PathPattern
-from whence.reports.cost import RECOMPUTED, Cost, cost_of
+from whence.reports.cost import RECOMPUTED, Cost, cost_of, data_named
 from whence.reports.devices import Device
-from whence.reports.memory import Memory, memory_of
+from whence.reports.memory import Memory, Storages, memory_in
 from whence.reports.modules import FoldedRow, ModuleRow, count_cells, counted, folded, module_report
 from whence.reports.numbers import scaled
+from whence.reports.recomputing import recomputing_of
 from whence.schema import Phase
 
 _WIDTH = 200
@@ -32,8 +33,11 @@ _UNSHOWN = "parameter bytes"
 class Report(OpensInNotebook):
     """The calls of a program in order: operations, parameters, FLOPs by phase, bytes moved and bytes kept.
 
-    Figures include the calls inside. What a call keeps is what recomputing it would save, and its forward
-    FLOPs are what that would cost. `ok` says that every operator's FLOPs are known.
+    Figures include the calls inside. `kept bytes` are what the backward reads of what was made in a call.
+    `recomputing saves` are the bytes kept less if that call alone were in a checkpoint (without reentrance),
+    below zero where it keeps more than it saves: its arguments are kept then, and what only its own
+    derivatives read is not. `recomputing FLOPs` are what it computes again: its forward up to the last value
+    that is saved in it. `ok` says that every operator's FLOPs are known.
     """
 
     program: str
@@ -109,7 +113,9 @@ def report_of(
 
     Raises `UsageError` for a figure or a device that there is not, and for sizes that only data decide.
     """
-    cost, memory = cost_of(program, device, sizes), memory_of(program, sizes)
+    cost, storages = cost_of(program, device, sizes), Storages(program, sizes or {})
+    with data_named():
+        memory, again = memory_in(storages), recomputing_of(storages, cost)
     kept = _kept_by_call(program, memory)
     rows = []
     for number, row in enumerate(module_report(program).rows):  # in the order of calls
@@ -121,6 +127,7 @@ def report_of(
             if phase in cost.total.flops:
                 figures[f"{phase} FLOPs"] = found.flops.get(phase, 0)
         figures |= {"bytes moved": found.read + found.written, "kept bytes": kept[number]}
+        figures |= {f"recomputing {name}": figure for name, figure in again.get(number, {}).items()}
         figures |= {} if found.seconds is None else {"microseconds": round(found.seconds * 1e6, 3)}
         rows.append(replace(row, parameters=found.parameters, figures=tuple(figures.items())))
     return Report(program.name, tuple(_chosen(rows, sort, where)), cost, memory)

@@ -21,6 +21,8 @@ const HINTS: Record<string, string> = {
   parameters: "numbers that it trains, shared ones once",
   bytes_moved: "bytes that its operations read and write, each by itself",
   kept_bytes: "bytes of activations that the backward keeps of its forward",
+  recomputing_saves: "bytes kept less if this call alone were in a checkpoint; more, below zero",
+  recomputing_flops: "FLOPs that it would compute again then",
   microseconds: "what a named device takes at least, by a roofline",
 };
 const UNSHOWN = new Set(["parameter_bytes"]);
