@@ -1,8 +1,13 @@
 """Errors for what a model does with its tensors while it is recorded."""
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from whence._torch.operators.schemas import op_name
+from whence._torch.pytrees import tree_flatten
 from whence.errors import (
     CaptureError,
     DataDependent,
@@ -85,6 +90,25 @@ def casts_inside(function: object, where: Place) -> UnsupportedOperator:
         remedy="put `with torch.autocast(x.device.type, enabled=False):` around it; encoder layers and "
         "attention take no such way after torch.backends.mha.set_fastpath_enabled(False)",
     )
+
+
+def refuse_switched(function: object, turned: list[str], given: Any, here: Callable[[], Place]) -> None:
+    """Raise where the model has turned switches of the process that this operator looks at; the dtype of what
+    is made matters where no tensor or argument says it."""
+    if not turned or (turned == ["default dtype"] and any(map(_says_dtype, tree_flatten(given)[0]))):
+        return
+    raise UnsupportedOperator(
+        f"{op_name(function)} runs after the model has turned a switch of PyTorch's: {', '.join(turned)}",
+        where=here(),
+        why="a program runs all of its operators with the switches of its caller, and this one would compute "
+        "something else",
+        remedy="turn it around the capture, and around the runs; give the dtype where tensors are made",
+    )
+
+
+def _says_dtype(leaf: object) -> bool:
+    is_float = isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex())
+    return is_float or isinstance(leaf, torch.dtype)
 
 
 def resized(name: str, where: Place) -> UnsupportedMutation:

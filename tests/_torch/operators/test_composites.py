@@ -1,6 +1,7 @@
 """Composites stay whole in forward programs, so that every run takes them apart as eager does there."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import whence
 from tests.checks import gradients
+from whence._torch.autograd.switches import switched
 from whence._torch.record.recorder import Recorder
 
 X = torch.randn(2, 3, 4)
@@ -301,6 +303,33 @@ def test_attention_that_the_model_chooses() -> None:
     program = whence.capture(model, (X,))
     assert "scaled_dot_product_attention" not in operators(program)
     assert program.verify(model, (X,)).ok
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "run", "is_refused"),
+    [
+        ("default dtype", torch.float64, lambda x: x * torch.ones(4), True),
+        ("default dtype", torch.float64, lambda x: x * (torch.arange(4, dtype=torch.int64) / 3), True),
+        ("default dtype", torch.float64, lambda x: x * torch.ones(4, dtype=torch.float32), False),
+        ("default dtype", torch.float64, lambda x: x * torch.tensor([1.0, 2.0, 3.0, 4.0]), False),
+        ("mkldnn", False, lambda x: x @ x.mT, True),
+        ("deterministic algorithms", 2, lambda x: x * torch.empty(4).zero_(), True),
+        ("float32 matmul precision", "medium", lambda x: x @ x.mT, True),
+    ],
+)
+@pytest.mark.parametrize("backward", [False, True])
+def test_switches_that_the_model_turns(
+    name: str, value: Any, run: Callable[[Tensor], Tensor], is_refused: bool, backward: bool
+) -> None:
+    """A program runs with the switches of its caller: operators that look at one are refused, by its name."""
+
+    def turned(x: Tensor, w: Tensor, _: Tensor) -> Tensor:
+        with switched({name: value}):
+            return run(x @ w if name == "default dtype" else x)
+
+    model = Using(turned)
+    with pytest.raises(whence.UnsupportedOperator, match=name) if is_refused else nullcontext():
+        assert whence.capture(model, (X,), backward=backward).verify(model, (X,)).ok
 
 
 def test_views_of_inputs_captured_without_gradients() -> None:

@@ -401,6 +401,7 @@ def test_value_dependent_operators_are_tagged() -> None:
 @pytest.mark.canary("torch.utils._python_dispatch.TorchDispatchMode")
 def test_torch_does_not_wrap_our_dispatch() -> None:
     """`_should_skip_dynamo` decides whether torch keeps its compiler out of every `__torch_dispatch__`."""
+    whence.capture(torch.sin, (torch.ones(2),))
     assert TorchDispatchMode._should_skip_dynamo()
     assert not hasattr(Recorder.__torch_dispatch__, "__wrapped__")
 

@@ -77,11 +77,15 @@ def modes_now() -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Switch:
-    """A switch: how it is read, how it is turned, and what it decides, where it decides what is computed."""
+    """A switch: how it is read, how it is turned, and what it decides, where it decides what is computed.
+
+    What is recorded `follows` it where operators are chosen by it; others decide in the operators themselves.
+    """
 
     read: Callable[[], Any]
     write: Callable[[Any], object]
     reason: str = ""
+    follows: bool = False
 
 
 _C: Any = torch._C  # not all of it is declared
@@ -141,18 +145,24 @@ SWITCHES = {
         _C._get_mkldnn_enabled, _C._set_mkldnn_enabled, "another kernel adds up in another order"
     ),
     "attention kernels": Switch(
-        _attention_kernels, _allow_kernels, "another kernel adds up in another order"
+        _attention_kernels, _allow_kernels, "another kernel adds up in another order", follows=True
     ),
     "fast path of encoders": Switch(
         torch.backends.mha.get_fastpath_enabled,
         torch.backends.mha.set_fastpath_enabled,
         "encoder layers and attention run as one operator without gradients",
+        follows=True,
     ),
     "order of attention": Switch(
-        _C._get_sdp_priority_order, _C._set_sdp_priority_order, "the first kernel that can is taken"
+        _C._get_sdp_priority_order,
+        _C._set_sdp_priority_order,
+        "the first kernel that can is taken",
+        follows=True,
     ),
 }
 """Switches of the process that a model may turn while it runs."""
+
+_INSIDE = [(name, switch.read) for name, switch in SWITCHES.items() if not switch.follows]
 
 READ: dict[str, tuple[Callable[[], Any], str]] = {
     "grad mode": (torch.is_grad_enabled, "modules branch on it, and gradients end where it is off"),
@@ -168,6 +178,11 @@ READ: dict[str, tuple[Callable[[], Any], str]] = {
 def switches() -> Switches:
     """How the switches of the process are that a model may turn while it runs."""
     return {name: setting.read() for name, setting in SWITCHES.items()}
+
+
+def turned_inside(before: Switches) -> list[str]:
+    """The switches that operators look at themselves, and that are otherwise than before."""
+    return [name for name, read in _INSIDE if read() != before[name]]
 
 
 @contextmanager

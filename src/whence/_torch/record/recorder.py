@@ -34,7 +34,7 @@ from torch.fx.experimental.proxy_tensor import (
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
 
-from whence._torch.autograd.switches import modes_found_again, switches
+from whence._torch.autograd.switches import modes_found_again, switches, turned_inside
 from whence._torch.fakes import DEVICE, FakeMaker, fake_of
 from whence._torch.function_tracer import FunctionTracer, untold
 from whence._torch.graphs import Appender, name_exactly
@@ -54,7 +54,7 @@ from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.known_values import ASKING, known_answer
 from whence._torch.record.listener import RecordingListener
 from whence._torch.record.symbolic_dispatch import kernels_for_symbols
-from whence._torch.refusals import object_met
+from whence._torch.refusals import object_met, refuse_switched
 from whence._torch.sizes.nodes import SizeNodes, Slots
 from whence._torch.sizes.symbols import SYMBOLIC, environment_of, sized_like, spelled
 from whence._torch.subclasses.wrapper_subclasses import is_composed
@@ -379,6 +379,7 @@ class Recorder(ProxyTorchDispatchMode):
         if func is DEVICE and isinstance(args[0], FakeTensor):
             return args[0].device
         kwargs = kwargs or {}
+        refuse_switched(func, turned_inside(self.switches), (args, kwargs), self.listener.model.here)
         if func is _LIFT_FRESH:
             self._know_literal(args[0])
         else:
