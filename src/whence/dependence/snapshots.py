@@ -20,6 +20,7 @@ from torch import Tensor
 
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
 from whence._torch.observe.generators import is_default_generator
+from whence._torch.sizes.plain_answers import as_key
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 CONTAINERS = (dict, list, set, deque)
@@ -78,7 +79,8 @@ class Saved:
         state = self.before
         if isinstance(state, dict):
             other: Any = copy(state)
-            other.update({key: exchanged(value) for key, value in state.items()})
+            other.clear()
+            other.update({as_key(key): exchanged(value) for key, value in state.items()})
         elif isinstance(state, deque):
             other = deque(map(exchanged, state), state.maxlen)
         elif _is_many(state):

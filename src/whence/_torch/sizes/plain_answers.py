@@ -16,12 +16,13 @@ _PYTHON_S: Mapping[type, type] = MappingProxyType({SymInt: int, SymFloat: float,
 
 
 def _as_number(kind: type, name: str) -> Callable[..., Any]:
-    """A method that takes a symbol as a number, where no package asks that knows better: its size is fixed then."""
+    """A method for which a symbol is its number, so that a size is fixed; not for packages that know better."""
     for_others = getattr(kind, name)
 
     def answered(self: Any, *given: Any) -> Any:
         package = sys._getframe(1).f_globals.get("__name__", "").partition(".")[0]
-        if package in _THEIRS:
+        found = getattr(self.node, "expr", None)
+        if found is None or (package in _THEIRS and not found.is_number):
             return for_others(self, *given)
         return getattr(_PYTHON_S[kind](self), name)(*given)
 
@@ -42,6 +43,13 @@ def _inverted(self: Any) -> Any:
 
 def _formatted(self: Any, form: str) -> str:
     return format(int(self), form) if form else str(self)
+
+
+def as_key(key: Any) -> Any:
+    """The key of a dictionary with numbers in the place of symbols, which are known where they are one."""
+    if type(key) is tuple:
+        return tuple(map(as_key, key))
+    return _PYTHON_S[type(key)](key) if type(key) in _PYTHON_S else key
 
 
 @contextmanager

@@ -1,0 +1,76 @@
+"""Sizes that vary are used as any number of Python's is."""
+
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+import whence
+
+Run = Callable[[Tensor], Tensor]
+X = torch.randn(4, 3)
+SCALES: dict[tuple[int, int], int] = {}
+
+
+class Sized(nn.Module):
+    def __init__(self, run: Run) -> None:
+        super().__init__()
+        self.run = run
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(x)
+
+
+STAY_OPEN: dict[str, Run] = {
+    "rest": lambda x: x * divmod(x.shape[0], 3)[1] + divmod(100, x.shape[0])[0],
+    "inverted": lambda x: x * ~x.shape[0],
+    "written": lambda x: x * 2 if f"{x.shape[0]}" else x,
+}
+
+
+@pytest.mark.parametrize("name", STAY_OPEN)
+@pytest.mark.parametrize("rows", [4, 7])
+def test_the_size_stays_open(name: str, rows: int) -> None:
+    """Arithmetic that PyTorch's symbols do not know."""
+    model, other = Sized(STAY_OPEN[name]), torch.randn(rows, 3)
+    program = whence.capture(model, (X,), dynamic_shapes=({0: Dim.DYNAMIC},))
+    assert program.verify(model, (other,)).ok
+
+
+@cache
+def _position(rows: int) -> float:
+    return rows / 2
+
+
+def _kept(x: Tensor) -> Tensor:
+    key = (x.shape[0], 3)
+    if key not in SCALES:
+        SCALES[key] = 2
+    return x * SCALES[key]
+
+
+FIXED: dict[str, Run] = {
+    "key": lambda x: {4: x * 2}.get(x.shape[0], x),
+    "shape as key": lambda x: {torch.Size([4, 3]): x * 2}.get(x.shape, x),
+    "in a set": lambda x: x * 2 if x.shape[0] in {4, 8} else x,
+    "cached": lambda x: x * _position(x.shape[0]),
+    "kept outside": _kept,
+    "form": lambda x: x * len(f"{x.shape[0]:3d}"),
+}
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_the_size_is_fixed(name: str) -> None:
+    """What needs the number is refused with its line where a size must vary; `Dim.AUTO` lets it be fixed."""
+    model = Sized(FIXED[name])
+    with pytest.raises(whence.SpecialisedShapes, match=r"fixed to 4 because test_plain_answers.py:\d+"):
+        whence.capture(model, (X,), dynamic_shapes=({0: Dim.DYNAMIC},))
+    program = whence.capture(model, (X,), dynamic_shapes=({0: Dim.AUTO},))
+    assert program.verify(model, (X,)).ok
+    with pytest.raises(whence.CallError, match="must be 4"):
+        program.module()(torch.randn(6, 3))
+    assert SCALES in ({}, {(4, 3): 2})  # eager's, of the verification
+    SCALES.clear()
