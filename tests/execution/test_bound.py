@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 import whence
 from tests.checks import differing, gradients, state
 from tests.tracing.steps.small import batch, clipped, never_zero, plain_sgd, small, zero_first, zero_last
-from whence.errors import CallError, StaleCapture, UsageError
+from whence.errors import CallError, StaleCapture, UnsupportedMutation, UsageError
 from whence.program.arguments.optimizer_arguments import Outside
 
 
@@ -461,3 +461,37 @@ def test_a_written_argument_is_no_other_argument() -> None:
     with pytest.raises(CallError, match="share memory, and did not at capture"):
         run(total, total)
     assert torch.equal(total, torch.ones(3))
+
+
+class Totals(nn.Module):
+    """Adds to a buffer and to its first argument, and computes with the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total: Tensor
+        self.register_buffer("total", torch.zeros(4))
+        self.scale = nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.total += 1
+        x.add_(1)
+        return y * self.total + self.scale
+
+
+@pytest.mark.parametrize("form", ["bind", "module", "unflatten"])
+def test_a_written_tensor_is_no_state_and_argument(form: str) -> None:
+    """State that is written, or read where an argument is written, must be no argument, too."""
+    model = Totals()
+    with pytest.raises(UnsupportedMutation, match="total is written, and shares its memory with y"):
+        whence.capture(model, (torch.ones(4), model.total))
+    program = whence.capture(model, (torch.ones(4), torch.ones(4)))
+    run = program.bind(model) if form == "bind" else getattr(program, form)()
+    for given in (
+        (torch.ones(4), model.total),
+        (torch.ones(4), model.total[:]),
+        (model.scale.data, torch.ones(4)),
+    ):
+        with pytest.raises(CallError, match="share memory, and did not at capture"):
+            run(*given)
+    assert model.total.sum() == 0
+    run(torch.ones(4), model.scale.data)  # neither is written

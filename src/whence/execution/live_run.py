@@ -81,8 +81,11 @@ class Live:
         StaleCapture.refuse(faults)
         names = [*self._leaves]
         rows = self.program.signature.outputs_of(OutputKind.MUTATION)
-        written = [names.index(of(row)) for row in rows if row.of in self._leaves]
-        refuse_overlap(self.program.convention, written, [*self._leaves.values()])
+        written = {of(row) for row in rows}
+        at = [names.index(name) for name in names if name in written]
+        paths = {self._rows[name].path for name in written}
+        state = ((path, held, path in paths) for path, held in self.tensors.items())
+        refuse_overlap(self.program.convention, at, [*self._leaves.values()], state if written else ())
 
     def _other_actors(self) -> Iterator[Fault]:
         """The step must find the model, the optimizer and schedules of the capture where it found them."""

@@ -219,7 +219,7 @@ class CallBody(_OfThisProcess):
         """Run the call as a person makes it; state that it changes is changed in place."""
         interface = self.alone
         flat = self._flattened(interface, args, kwargs)
-        refuse_overlap(interface.convention, self._written, flat)
+        refuse_overlap(interface.convention, self._written, flat, self._beside(module))
         for position, wanted in self._turned:
             flat[position].requires_grad_(wanted)
         state = autocast_state()
@@ -272,6 +272,14 @@ class CallBody(_OfThisProcess):
     @cached_property
     def _written(self) -> tuple[int, ...]:
         return tuple(target for _, target in self.alone.writes if isinstance(target, int))
+
+    def _beside(self, module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+        """State of the module where anything is written, and whether that is."""
+        written = {str(target) for _, target in self.alone.writes if not isinstance(target, int)}
+        for name, held in (
+            chain(module.named_parameters(), module.named_buffers()) if self.alone.writes else ()
+        ):
+            yield name, held, name in written
 
     @cached_property
     def _turned(self) -> list[tuple[int, bool]]:

@@ -7,7 +7,7 @@ arrive; everything that does not is reported at once.
 
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -295,20 +295,34 @@ def shown_call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     return _shape_of(spec, flat)
 
 
-def refuse_overlap(convention: Convention, written: Sequence[int], flat: Sequence[Any]) -> None:
-    """An input that is written must not share its memory with another: the capture saw two."""
-    if not written:
-        return
+def refuse_overlap(
+    convention: Convention,
+    written: Sequence[int],
+    flat: Sequence[Any],
+    state: Iterable[tuple[str, Tensor, bool]] = (),
+) -> None:
+    """An input that is written must not share its memory with another: the capture saw two. `state` are
+    tensors beside the arguments, with their names and whether they are written."""
     paths, same = convention.paths, {frozenset(pair) for pair in convention.same}
-    CallError.refuse(
-        Fault(
-            f"{paths[at]} and {paths[other]} share memory, and did not at capture",
-            why=f"the program writes {paths[at]}, and {paths[other]} would not see it",
-            remedy="pass a clone of one of them, or capture with the same sharing",
-        )
+    shared = [
+        (paths[at], paths[other])
         for at in written
         for other, leaf in enumerate(flat)
         if other != at and frozenset((at, other)) not in same
         if not (other in written and other < at)
         if share_memory(leaf, flat[at])
+    ]
+    shared += [
+        (name, paths[at]) if is_written else (paths[at], name)
+        for name, held, is_written in state
+        for at, leaf in enumerate(flat)
+        if (is_written or at in written) and share_memory(leaf, held)
+    ]
+    CallError.refuse(
+        Fault(
+            f"{one} and {other} share memory, and did not at capture",
+            why=f"the program writes {one}, and {other} would not see it",
+            remedy="pass a clone of one of them, or capture with the same sharing",
+        )
+        for one, other in shared
     )

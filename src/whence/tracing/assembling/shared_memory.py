@@ -63,7 +63,7 @@ def _shared(
     """Other tensors in the memory of one that is written; two that are both written are named once."""
     own = tensors.get(placeholder)
     for other, tensor in tensors.items():
-        if own is None or other is placeholder or tensor is own or not share_memory(own, tensor):
+        if own is None or other is placeholder or not share_memory(own, tensor):
             continue
         if other in written and other < placeholder:
             continue
@@ -85,6 +85,6 @@ def _tensors(recorded: Recorded) -> Iterator[tuple[fx.Node, Tensor]]:
     for node in (*of_step, *around):
         if (tensor := recorder.real_of(node)) is not None:
             yield node, tensor
-    for leaf, node in zip(recorded.prepared.originals, recorded.prepared.nodes, strict=True):
-        if isinstance(leaf, Tensor):
-            yield node, leaf
+    given = [*zip(recorded.prepared.originals, recorded.prepared.nodes, strict=True)]
+    first = {id(leaf): (node, leaf) for leaf, node in reversed(given) if isinstance(leaf, Tensor)}
+    yield from first.values()  # one that was given twice is one
