@@ -16,7 +16,7 @@ _PYTHON_S: Mapping[type, type] = MappingProxyType({SymInt: int, SymFloat: float,
 
 
 def _as_number(kind: type, name: str) -> Callable[..., Any]:
-    """A method for which a symbol is its number, so that a size is fixed; not for packages that know better."""
+    """A method for which a symbol is its number, and its size fixed; not where packages know better."""
     for_others = getattr(kind, name)
 
     def answered(self: Any, *given: Any) -> Any:
