@@ -357,6 +357,14 @@ def copies(m: Parts, x: Tensor) -> Tensor:
 
 
 @row()
+def deep_copies(m: Parts, x: Tensor) -> Tensor:
+    hidden, layer = m.linear(x), copy.deepcopy(m.other)
+    kept = copy.deepcopy({"x": x, "hidden": hidden.detach(), "again": x, "scale": m.scale})
+    kept["hidden"].mul_(2)
+    return layer(hidden) + kept["hidden"] * kept["x"] + hidden * (kept["x"] is kept["again"]) * kept["scale"]
+
+
+@row()
 def codes_by_average(m: Parts, x: Tensor) -> Tensor:
     nearest = torch.cdist(m.linear(x), m.codes).argmin(1)
     chosen = F.one_hot(nearest, 3).float()

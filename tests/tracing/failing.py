@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -137,6 +138,7 @@ DATA_DEPENDENT = tuple(
         "dlpack of a buffer": lambda m, x: m.linear(x) + from_dlpack(to_dlpack(m.table)),
         "dlpack method": lambda m, x: (x.__dlpack__(), m.linear(x))[1],
         "dlpack to numpy": lambda m, x: m.linear(x) * torch.from_numpy(np.from_dlpack(x)),
+        "pickled": lambda m, x: pickle.loads(pickle.dumps(m.linear(x).detach())) * 2,
         "address": lambda m, x: m.linear(x) * (x.data_ptr() % 64),
         "equal": lambda m, x: m.linear(x) if torch.equal(x, x) else x,
         "allclose": lambda m, x: m.linear(x) if torch.allclose(x, x) else x,

@@ -55,6 +55,7 @@ def test_value_needed(failure: Failure) -> None:
         ("numpy", "the content (.numpy())", "with torch functions"),
         ("tolist of a buffer", "the content (.tolist())", "move that part out"),
         ("dlpack", "the content (from_dlpack)", "move that part out"),
+        ("pickled", "the content (pickled)", "move that part out"),
         ("address", "the address (.data_ptr())", "elsewhere in memory"),
         ("format", "the content (formatted as text)", "with torch functions"),
     ],

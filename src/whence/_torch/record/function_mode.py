@@ -19,17 +19,19 @@ from whence._torch.operators.schemas import HigherOrderOperator
 from whence._torch.pytrees import tree_flatten, tree_map_only
 from whence._torch.record.recurrent_dropout import forgets_dropout, layer_by_layer
 from whence._torch.refusals import casts_inside, nested_met, resized
-from whence._torch.tensors import autocast_state
+from whence._torch.tensors import attributes_set_on, autocast_state
 
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
 
-_VALUE_READERS: tuple[object, ...] = (Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__)
+_TENSOR: Any = Tensor
+_VALUE_READERS: tuple[object, ...] = (
+    *(Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__, _TENSOR.__reduce_ex__),
+)
 _MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
 """They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
-_ADDRESS_READERS: tuple[object, ...] = (Tensor.data_ptr, Tensor.__dlpack__)
+_ADDRESS_READERS: tuple[object, ...] = (Tensor.data_ptr, Tensor.__dlpack__, _TENSOR.__reduce_ex__)
 _LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.storage_offset})
-_TENSOR: Any = Tensor
 _HISTORY_READERS = (
     *(_TENSOR.grad_fn.__get__, _TENSOR._base.__get__, _TENSOR.output_nr.__get__),
     *(_TENSOR._version.__get__, _TENSOR.data_ptr, Tensor._is_view),
@@ -90,6 +92,8 @@ class FunctionMode(TorchFunctionMode):
             return known
         if func is Tensor.__format__ and (text := self._decided_text(*args)) is not None:
             return text
+        if func is Tensor.__deepcopy__ and _is_copied_as_a_whole(args[0]):
+            return self._copied(*args)
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
             return replace_data(self.recorder, args[0], args[1])
         self._tell(func, args, kwargs)
@@ -115,6 +119,11 @@ class FunctionMode(TorchFunctionMode):
             raise self.recorder.listener.model.value_needed(
                 func, read, func
             ) from error  # a tensor for a number
+
+    def _copied(self, given: Tensor, known: dict[int, Any]) -> Tensor:
+        """What `copy.deepcopy` makes of a tensor that nothing computed: eager copies its memory."""
+        copied = given.detach().clone().requires_grad_(given.requires_grad)
+        return known.setdefault(id(given), copied)  # type: ignore[no-any-return]
 
     def _answered(self, func: Any, args: Any) -> bool | None:
         """What the model is told that asks what a fake tensor cannot say.
@@ -215,6 +224,11 @@ def _reads_value(func: Any, args: Any) -> bool:
     if func is _TENSOR.data_ptr:
         return isinstance(args[0], FakeTensor)
     return func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:]))
+
+
+def _is_copied_as_a_whole(tensor: Tensor) -> bool:
+    """Whether eager copies a tensor, and a clone has its strides."""
+    return tensor.is_leaf and tensor.is_contiguous() and not attributes_set_on(tensor)
 
 
 def _items(index: Any) -> tuple[Any, ...]:

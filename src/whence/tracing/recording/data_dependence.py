@@ -73,6 +73,7 @@ _READS: dict[str, tuple[str, Need]] = {
     "tolist": ("the content (.tolist())", Need.CONTENT),
     "numpy": ("the content (.numpy())", Need.CONTENT),
     "__array__": ("the content (as a NumPy array)", Need.CONTENT),
+    "__reduce_ex__": ("the content (pickled)", Need.CONTENT),
     "__dlpack__": ("the content (from_dlpack)", Need.CONTENT),
     "data_ptr": ("the address (.data_ptr())", Need.ADDRESS),
     "__format__": ("the content (formatted as text)", Need.CONTENT),
