@@ -495,3 +495,42 @@ def test_a_written_tensor_is_no_state_and_argument(form: str) -> None:
             run(*given)
     assert model.total.sum() == 0
     run(torch.ones(4), model.scale.data)  # neither is written
+
+
+class Derived(nn.Module):
+    """Holds a tensor that is computed of another, which is not in it."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ self.weight).sum()
+
+
+def test_a_backward_that_goes_on_outside() -> None:
+    """Arguments and constants that came of others are refused, for eager's backward reaches those; autograd
+    goes through a flat module."""
+    x, outside = torch.ones(2, 4, requires_grad=True), torch.ones(4, 4, requires_grad=True)
+    model = Derived(outside)
+    program = whence.capture(model, (x,), backward=torch.sum)
+    run = program.bind(model)
+    with pytest.raises(CallError, match=r"args\[0\] came of other tensors"):
+        run(x * 2)
+    model.weight = outside * 2
+    with pytest.raises(CallError, match=r"weight came of other tensors"):
+        run(x)
+    assert x.grad is None and outside.grad is None
+    program.module()(x * 2)[0].backward()
+    assert x.grad is not None and outside.grad is not None
+
+
+@pytest.mark.parametrize("backward", [False, torch.sum], ids=["forward", "joint"])
+def test_a_tensor_attribute_is_that_of_each_run(backward: Any) -> None:
+    """One that takes the place of another under its name is what the next run computes with."""
+    model, x = Derived(torch.ones(4, 4)), torch.ones(2, 4, requires_grad=True)
+    run = whence.capture(model, (x,), backward=backward).bind(model)
+    for scale in (1.0, 3.0, 5.0):
+        model.weight = torch.full((4, 4), scale)
+        result = run(x)
+        assert torch.equal(result[1] if backward else result, model(x))

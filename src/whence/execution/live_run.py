@@ -13,7 +13,7 @@ from whence._torch.observe.hooks import described, gradient_hooks
 from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
 from whence._torch.plain_values import same_objects
 from whence._torch.tensors import storage_of
-from whence.errors import Fault, StaleCapture
+from whence.errors import CallError, Fault, StaleCapture
 from whence.program import FlatProgram
 from whence.program.arguments.convention import refuse_overlap
 from whence.program.arguments.host_state import HostNumber
@@ -79,6 +79,7 @@ class Live:
         StaleCapture.refuse(self._other_parameters())
         faults = [*self._other_settings(), *self._other_numbers(), *self._hooked(), *self._other_state()]
         StaleCapture.refuse(faults)
+        CallError.refuse(self._going_on())
         names = [*self._leaves]
         rows = self.program.signature.outputs_of(OutputKind.MUTATION)
         written = {of(row) for row in rows}
@@ -86,6 +87,17 @@ class Live:
         paths = {self._rows[name].path for name in written}
         state = ((path, held, path in paths) for path, held in self.tensors.items())
         refuse_overlap(self.program.convention, at, [*self._leaves.values()], state if written else ())
+
+    def _going_on(self) -> Iterator[Fault]:
+        """Tensors with a gradient that were computed of others: eager's backward does not end there."""
+        for row in (self._rows[of(row)] for row in self.program.signature.outputs_of(OutputKind.GRADIENT)):
+            held = self._leaves.get(row.name) if row.kind is InputKind.USER else self.tensors.get(row.path)
+            if held is not None and not held.is_leaf:
+                yield Fault(
+                    f"{row.path} came of other tensors that require a gradient",
+                    why="eager's backward goes on through what made it, and a bound program's ends there",
+                    remedy="detach it, or call program.module(), which autograd goes through",
+                )
 
     def _other_actors(self) -> Iterator[Fault]:
         """The step must find the model, the optimizer and schedules of the capture where it found them."""

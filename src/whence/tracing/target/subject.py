@@ -82,7 +82,8 @@ class Subject:
 
     @cached_property
     def things(self) -> tuple[tuple[ModulePath, nn.Module, str, Any], ...]:
-        """What modules hold themselves (`things_held`): the module of each with its path, and the name."""
+        """What modules hold themselves (`things_held`) the first time that it is asked: the module of each
+        with its path, and the name."""
         return tuple(
             (path, module, name, value)
             for path, module in self._modules
@@ -397,13 +398,15 @@ def _with_parts(tensor: Tensor) -> Iterator[tuple[Sequence[str], Tensor]]:
 
 
 def tensors_by_name(subject: Subject) -> dict[str, Tensor]:
-    """Every tensor that a module of the hierarchy holds under a name, by its path."""
+    """Every tensor that a module of the hierarchy holds under a name now, by its path."""
     rows = state_tensors(subject)
     rows += [row for row in plain_tensors(rows) if row.access]
     state = {str(path): row.tensor for row in rows for path in row.paths}
     loose = {
-        str(_inside(path, access)): tensor
-        for path, value in loose_tensors(subject)
+        str(_inside(path.child(name), access)): tensor
+        for path, module in subject.named_modules()
+        for name, value in things_held(module)
+        if isinstance(value, Tensor)
         for access, tensor in _with_parts(value)
     }
     return loose | state
