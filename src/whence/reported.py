@@ -14,7 +14,7 @@ from whence.reports.formats import text_of
 from whence.reports.formats.network import network
 from whence.reports.memory import Memory, memory_of
 from whence.reports.plain import plain
-from whence.reports.report import Report, report_of
+from whence.reports.report import Report, chosen, report_of
 from whence.viewer import page, written
 
 
@@ -32,13 +32,15 @@ class Reported(FlatProgram):
         """
         return cost_of(self, device, sizes)
 
-    def memory(self, *, sizes: Mapping[str, int] | None = None) -> Memory:
+    def memory(self, *, sizes: Mapping[str, int] | None = None, measure: bool = False) -> Memory:
         """What the backward keeps of the forward, and the peak by liveness in the program's order, in bytes.
 
         Read from shapes as `cost` is, by storages: a view is no memory of its own. What kernels need for
-        themselves, and what an allocator rounds up, is not in it.
+        themselves is in no shape, and named in `gaps`. With `measure` kernels that need any (convolutions,
+        recurrent layers, the backward of batch norms) run once on zeros, where the program is one for this
+        CPU, and what they took is in all figures. What an allocator rounds up is not counted.
         """
-        return memory_of(self, sizes)
+        return memory_of(self, sizes, measure=measure)
 
     def report(
         self,
@@ -48,13 +50,14 @@ class Reported(FlatProgram):
         where: str | None = None,
         device: str | Device | None = None,
         sizes: Mapping[str, int] | None = None,
+        measure: bool = False,
     ) -> Report:
         """Both for every call on a page: a table, CSV, Markdown or plain data; equal layers are one row.
 
         `depth` limits how deep rows go, `where` is a pattern of module paths, and `sort` a figure ("forward
-        FLOPs", "kept bytes", …), the largest first. Raises what `cost` raises.
+        FLOPs", "kept bytes", …), the largest first; `measure` is that of `memory`. Raises what `cost` raises.
         """
-        return report_of(self, depth=depth, sort=sort, where=where, device=device, sizes=sizes)
+        return chosen(report_of(self, device, sizes, measure=measure), depth, sort, where)
 
     def diff(self, other: FlatProgram) -> Diff:
         """What differs from this program to another, by provenance: calls, operations, shapes, signature.

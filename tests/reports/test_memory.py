@@ -130,6 +130,48 @@ def test_peak_but_for_what_kernels_of_convolutions_need(name: str) -> None:
     assert "memory not known: aten.convolution_backward.default: what its kernel needs" in str(memory)
 
 
+def recurrent(**options: Any) -> ModelCase:
+    """An LSTM, whose kernel keeps a workspace for its backward."""
+    build = partial(nn.LSTM, 16, 32, **options)
+    return ModelCase("lstm", build, lambda: ((torch.randn(8, 4, 16),), {}), lambda out: out[0].sin().mean())
+
+
+MEASURED = {
+    "lstm": recurrent(),
+    "lstm_of_two_layers": recurrent(num_layers=2, bidirectional=True),
+    **{name: case(name) for name in ("resnet", "unet", "convnext", "segformer", "vit", "llama")},
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", list(MEASURED))
+def test_measured_kernels_leave_no_difference(name: str) -> None:
+    """Kernels run once on zeros: then kept bytes are eager's, and so is the peak, but for a number or two."""
+    found = MEASURED[name]
+    model, args, kwargs = found.make()
+    program = whence.capture(model, args, kwargs, backward=found.loss)
+    memory = program.memory(measure=True)
+    assert memory.gaps == {} and all(row.known for row in memory.kept)
+    assert memory.kept_bytes == saved_by_eager(found)
+    assert memory.peak == pytest.approx(peak_of_eager(found), rel=0.01 if name == "segformer" else 0.0005)
+    assert sum(memory.parts.values()) == memory.peak == program.report(measure=True).memory.peak
+
+
+def test_a_workspace_is_unknown_where_nothing_runs() -> None:
+    """In its row, in those of calls, and in the totals: never a silent zero."""
+    found = recurrent()
+    model, args, kwargs = found.make()
+    program = whence.capture(model, args, kwargs, backward=found.loss)
+    memory, report = program.memory(), program.report()
+    (row,) = (row for row in memory.kept if not row.known)
+    assert (row.operation, row.bytes) == ("getitem", 0)
+    gap = "aten.mkldnn_rnn_layer.default: the workspace that it keeps for the backward"
+    assert memory.gaps[gap] == 1 and f"memory not known: {gap}" in str(memory)
+    assert str(memory).startswith("peak at least ") and "kept of unknown size: getitem" in str(memory)
+    assert [dict(row.figures)["kept of unknown size"] for row in report.rows] == [1, 1]
+    assert "kept of unknown size" not in dict(program.report(measure=True).rows[0].figures)
+
+
 @pytest.mark.parametrize("name", ["checkpoint", "llama_checkpoint"])
 def test_peak_but_for_the_random_states_that_checkpoints_keep(name: str) -> None:
     """One at the peak, and no more is missing."""

@@ -104,6 +104,7 @@ COMMANDS = (
             _DEPTH,
             _option("--sort", metavar="FIGURE", help='the largest first: "forward FLOPs", "kept bytes", …'),
             _option("--where", metavar="PATTERN", help="calls of modules that fit, as layers.*.mlp"),
+            _option("--measure", action="store_true", help="run kernels once that need memory of their own"),
             _DEVICE,
             _SIZE,
             _option("--format", choices=("table", "markdown", "csv"), default="table", help="how"),

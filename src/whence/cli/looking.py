@@ -52,7 +52,7 @@ def _show_selection(program: Program, options: argparse.Namespace, console: Cons
 def report(options: argparse.Namespace, console: Console) -> int:
     """What calls cost, and what the backward keeps."""
     program = program_of(options.model, backward=not options.forward)
-    chosen = {name: getattr(options, name) for name in ("depth", "sort", "where", "device")}
+    chosen = {name: getattr(options, name) for name in ("depth", "sort", "where", "device", "measure")}
     with working("counting"):
         found = program.report(**chosen, sizes=dict(options.sizes))
     if options.html:

@@ -39,7 +39,7 @@ def figures_of(
     nodes = dict(_named(program.graph_module))
     for name in [name for name in values or () if name not in nodes]:
         program.node(name)
-    report = report_of(program, device=device, sizes=sizes)
+    report = report_of(program, device, sizes)
     operations = (name for name, node in nodes.items() if node.op == "call_function")
     costs = dict(zip(operations, report.cost.nodes, strict=True))
     return {

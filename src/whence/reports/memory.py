@@ -5,7 +5,9 @@ lives from the node that makes it to the last one that reads it, or a view of it
 what is returned to the end. That is the program's own order, in which each operation has all its results
 beside its arguments. Storages are held as autograd holds them: what a derivative reads goes when all of the
 derivative is there, and gradients are summed in the memory of the first one where nobody else reads that.
-What kernels need for themselves meanwhile, and what an allocator rounds up, is not known here (`gaps`).
+What kernels need for themselves meanwhile, and what of it they keep for the backward, is in no shape: it is
+named (`gaps`), or measured, where somebody asks for that and the kernels are those of this CPU: each runs
+once on zeros. What an allocator rounds up is not counted.
 """
 
 import re
@@ -20,13 +22,17 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.graphs import nodes_in
+from whence._torch.observe.kernel_memory import KernelMemory, Layout, run_on_zeros
 from whence._torch.operators.schemas import op_name
+from whence._torch.operators.table import said_of
+from whence._torch.sizes.symbols import SYMBOLIC, size_at
+from whence.dependence.asking import Failed, attempt
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of, place_of, record_of
 from whence.program.queries.marks import READS_NO_VALUE
 from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.cost import checked_sizes, data_named, viewed_argument
-from whence.reports.flops import bytes_at, held_graphs, is_branch
+from whence.reports.flops import bytes_at, held_graphs, is_branch, shape_at
 from whence.reports.numbers import scaled
 from whence.schema import InputKind, OutputKind, Phase, Quality
 
@@ -44,7 +50,10 @@ _HAVE_WORKSPACES = re.compile(r"convolution|conv\w*\dd|rnn|lstm|gru|batch_norm_b
 
 @dataclass(frozen=True)
 class Kept:
-    """A value of the forward that the backward reads: the call and line that made it, who reads it first."""
+    """A value of the forward that the backward reads: the call and line that made it, who reads it first.
+
+    One that is not `known` is the workspace of a kernel: nobody knows its size, and it counts as none.
+    """
 
     node: str
     operation: str
@@ -53,6 +62,7 @@ class Kept:
     consumer: str
     reads: str
     bytes: int
+    known: bool = True
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,8 +103,9 @@ class Memory(OpensInNotebook):
         alike: dict[tuple[str, str, int], list[Kept]] = {}
         for row in self.kept:
             alike.setdefault((row.operation, row.line, row.bytes), []).append(row)
-        largest = sorted(alike.values(), key=lambda rows: -sum(row.bytes for row in rows))
-        peak = f"peak {scaled(self.peak)}B while {self.at} runs ({self.where}): {parts}"
+        largest = sorted(alike.values(), key=lambda rows: (rows[0].known, -sum(row.bytes for row in rows)))
+        least = "at least " if self.gaps else ""
+        peak = f"peak {least}{scaled(self.peak)}B while {self.at} runs ({self.where}): {parts}"
         besides = [f"memory not known: {gap} (× {count})" for gap, count in self.gaps.items()]
         return "\n".join([peak, *map(_kept_line, largest[:_SHOWN]), *besides])
 
@@ -102,13 +113,16 @@ class Memory(OpensInNotebook):
 def _kept_line(rows: Sequence[Kept]) -> str:
     first, times = rows[0], f" × {len(rows)}" if len(rows) > 1 else ""
     place = f"{first.call}{' …' if times else ''}, {first.line}"
-    return f"kept {scaled(first.bytes)}B{times}: {first.operation} in {place}, which {first.reads}"
+    size = f"{scaled(first.bytes)}B" if first.known else "of unknown size"
+    return f"kept {size}{times}: {first.operation} in {place}, which {first.reads}"
 
 
-def memory_of(program: FlatProgram, sizes: Mapping[str, int] | None = None) -> Memory:
-    """Read from shapes alone; nothing runs."""
+def memory_of(
+    program: FlatProgram, sizes: Mapping[str, int] | None = None, *, measure: bool = False
+) -> Memory:
+    """Read from shapes alone; nothing runs, but for kernels that are to be measured."""
     with data_named():
-        return memory_in(Storages(program, checked_sizes(program, sizes)))
+        return memory_in(Storages(program, checked_sizes(program, sizes), measured={} if measure else None))
 
 
 def memory_in(storages: "Storages") -> Memory:
@@ -125,7 +139,7 @@ def memory_in(storages: "Storages") -> Memory:
         where=str(place_of(node)),
         parts=_parts(storages, at),
         timeline=tuple(timeline),
-        gaps=_gaps(storages.nodes),
+        gaps=_gaps(storages),
     )
 
 
@@ -138,16 +152,24 @@ class BackwardRead(NamedTuple):
 
 
 class Storages:
-    """Which nodes share memory, and for how long it is needed; of a graph inside without what it is given."""
+    """Which nodes share memory, and for how long it is needed; of a graph inside without what it is given.
+
+    `measured` are kernels that ran, by what they took; None where nothing is to run.
+    """
 
     def __init__(
-        self, program: FlatProgram, sizes: Mapping[str, int], inside: fx.GraphModule | None = None
+        self,
+        program: FlatProgram,
+        sizes: Mapping[str, int],
+        inside: fx.GraphModule | None = None,
+        measured: dict[Any, KernelMemory | None] | None = None,
     ) -> None:
         self.program = program
         self.graph = program.graph if inside is None else inside.graph
         self.nodes = [node for node in self.graph.nodes if node.op != "output"]
         self.place = {node: at for at, node in enumerate(self.nodes)}
         self._sizes = sizes
+        self._measured = measured
 
     @property
     def has_backward(self) -> bool:
@@ -240,7 +262,32 @@ class Storages:
         value, is_given = node.meta.get("val"), node.op != "call_function"
         if not isinstance(value, Tensor) or (is_given and self.graph is not self.program.graph):
             return 0
-        return bytes_at(value, self._sizes)
+        kernel = self.kernel(row_of(node)) if _is_workspace(node) else None
+        return bytes_at(value, self._sizes) if kernel is None else kernel.results[node.args[1]]  # type: ignore[index]
+
+    def is_unknown(self, node: fx.Node) -> bool:
+        """Whether nobody knows what memory a value takes."""
+        return _is_workspace(node) and self.kernel(row_of(node)) is None
+
+    def kernel(self, node: fx.Node) -> KernelMemory | None:
+        """What the kernel of an operation took when it ran; None where it did not, or could not."""
+        if self._measured is None or not _has_memory_of_its_own(node):
+            return None
+        given: Any = fx.map_arg((node.args, node.kwargs), self._argument)
+        key = repr((node.target, given))
+        if key not in self._measured:
+            found = attempt(lambda: run_on_zeros(node.target, *given))
+            self._measured[key] = None if isinstance(found, Failed) else found
+        return self._measured[key]
+
+    def _argument(self, source: fx.Node) -> Any:
+        """What a kernel is given: a tensor that is laid out so, a number."""
+        value, (base, *_) = source.meta.get("val"), self.bases[source]
+        if not isinstance(value, Tensor):
+            return size_at(value, self._sizes) if isinstance(value, SYMBOLIC) else value
+        shape = (self._size(base),) if _is_workspace(base) else shape_at(value, self._sizes)
+        strides = tuple(int(size_at(stride, self._sizes)) for stride in value.stride())
+        return Layout(shape, strides, value.dtype, value.device)
 
     @cached_property
     def last(self) -> dict[fx.Node, int]:
@@ -275,18 +322,19 @@ class Storages:
 
     def meanwhile(self, node: fx.Node) -> int:
         """The bytes that are there only while a node runs: items that nobody reads, and what is inside."""
-        row = node.meta.get("val")
+        row, kernel = node.meta.get("val"), self.kernel(node)
+        beside = 0 if kernel is None else kernel.beside
         if not isinstance(row, (tuple, list)) or viewed_argument(node.target) is not None:
-            return 0
+            return beside
         read = {user.args[1] for user in node.users if op_name(user.target) == "getitem"}
-        unread = sum(bytes_at(item, self._sizes) for at, item in enumerate(row) if at not in read)
+        unread = beside + sum(bytes_at(item, self._sizes) for at, item in enumerate(row) if at not in read)
         inside = max((self._inside(graph) for _, graph in held_graphs(node)), default=0)
         if not is_branch(node):  # what the trip before it made is there beside it
             return unread + inside
         return unread + max(0, inside - bytes_at(row, self._sizes))
 
     def _inside(self, graph: fx.GraphModule) -> int:
-        return max(_alive(Storages(self.program, self._sizes, graph)), default=0)
+        return max(_alive(Storages(self.program, self._sizes, graph, self._measured)), default=0)
 
 
 def _is_grad(node: fx.Node) -> bool:
@@ -329,14 +377,27 @@ def _alive(storages: Storages) -> Iterator[int]:
         alive -= ends[at]
 
 
-def _gaps(nodes: Sequence[fx.Node]) -> dict[str, int]:
+def _has_memory_of_its_own(node: fx.Node) -> bool:
+    return node.op == "call_function" and bool(_HAVE_WORKSPACES.search(op_name(node.target)))
+
+
+def _is_workspace(node: fx.Node) -> bool:
+    """Whether a value is what a kernel keeps for its backward, in a size that no shape says."""
+    row = row_of(node)
+    return row is not node and said_of(row.target).workspace == node.args[1]
+
+
+def _gaps(storages: Storages) -> dict[str, int]:
     """What kernels keep for themselves while they run, and checkpoints beside their arguments."""
-    names = [op_name(node.target) for node in nodes if node.op == "call_function"]
-    taken = Counter(name for name in names if _HAVE_WORKSPACES.search(name))
-    found = {f"{name}: what its kernel needs meanwhile": count for name, count in taken.items()}
-    if any(origin_of(node).recomputed for node in nodes):
+    found = Counter[str]()
+    for node in storages.nodes:
+        if _has_memory_of_its_own(node) and storages.kernel(node) is None:
+            found[f"{op_name(node.target)}: what its kernel needs meanwhile"] += 1
+        if storages.is_unknown(node):
+            found[f"{op_name(row_of(node).target)}: the workspace that it keeps for the backward"] += 1
+    if any(origin_of(node).recomputed for node in storages.nodes):
         found["checkpoint: the states of generators that it keeps"] = 1
-    return found
+    return dict(found)
 
 
 def _kept(storages: Storages) -> Iterator[Kept]:
@@ -349,6 +410,7 @@ def _kept(storages: Storages) -> Iterator[Kept]:
             consumer=node.name,
             reads=f"{op_name(node.target)} reads as {source.name}",
             bytes=storages.size.get(base, 0),
+            known=not storages.is_unknown(base),
         )
 
 

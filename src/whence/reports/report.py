@@ -27,6 +27,7 @@ from whence.schema import Phase
 
 _WIDTH = 200
 _UNSHOWN = "parameter bytes"
+_UNKNOWN = "kept of unknown size"
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,35 +103,40 @@ def _in_markdown(text: str) -> str:
 
 def report_of(
     program: FlatProgram,
-    *,
-    depth: int | None = None,
-    sort: str | None = None,
-    where: str | None = None,
     device: str | Device | None = None,
     sizes: Mapping[str, int] | None = None,
+    *,
+    measure: bool = False,
 ) -> Report:
-    """`depth` limits how deep rows go, `where` is a pattern of paths, `sort` a figure, the largest first.
-
-    Raises `UsageError` for a figure or a device that there is not, and for sizes that only data decide.
-    """
-    cost, storages = cost_of(program, device, sizes), Storages(program, sizes or {})
+    """Rows are in the order of calls. Raises `UsageError` for a device that there is not, and for sizes that
+    only data decide."""
+    cost = cost_of(program, device, sizes)
+    storages = Storages(program, sizes or {}, measured={} if measure else None)
     with data_named():
         memory, again = memory_in(storages), recomputing_of(storages, cost)
-    kept = _kept_by_call(program, memory)
+    kept, unknown = _kept_by_call(program, memory)
     rows = []
-    for number, row in enumerate(module_report(program).rows):  # in the order of calls
-        if depth is not None and row.depth > depth:
-            continue
+    for number, row in enumerate(module_report(program).rows):
         found = cost.rows[number]
         figures: dict[str, float] = {"parameter bytes": found.parameter_bytes}
         for phase in (*map(str, Phase), RECOMPUTED):
             if phase in cost.total.flops:
                 figures[f"{phase} FLOPs"] = found.flops.get(phase, 0)
         figures |= {"bytes moved": found.read + found.written, "kept bytes": kept[number]}
+        figures |= {_UNKNOWN: unknown[number]} if unknown else {}
         figures |= {f"recomputing {name}": figure for name, figure in again.get(number, {}).items()}
         figures |= {} if found.seconds is None else {"microseconds": round(found.seconds * 1e6, 3)}
         rows.append(replace(row, parameters=found.parameters, figures=tuple(figures.items())))
-    return Report(program.name, tuple(_chosen(rows, sort, where)), cost, memory)
+    return Report(program.name, tuple(rows), cost, memory)
+
+
+def chosen(report: Report, depth: int | None, sort: str | None, where: str | None) -> Report:
+    """The report with rows that are no deeper than `depth` and fit `where`, the largest by `sort` first.
+
+    Raises `UsageError` for a figure that there is not, and where no row fits.
+    """
+    rows = [row for row in report.rows if depth is None or row.depth <= depth]
+    return replace(report, rows=tuple(_chosen(rows, sort, where)))
 
 
 def _chosen(rows: list[ModuleRow], sort: str | None, where: str | None) -> list[ModuleRow]:
@@ -152,12 +158,14 @@ def _chosen(rows: list[ModuleRow], sort: str | None, where: str | None) -> list[
     return sorted(flat, key=lambda row: -dict(row.figures).get(sort, row.parameters))
 
 
-def _kept_by_call(program: FlatProgram, memory: Memory) -> Counter[int]:
-    found: Counter[int] = Counter()
+def _kept_by_call(program: FlatProgram, memory: Memory) -> tuple[Counter[int], Counter[int]]:
+    """The bytes that are kept of each call, by number, and how many values of which nobody knows the size."""
+    found, unknown = Counter[int](), Counter[int]()
     for row in memory.kept:
         for number in program.calls.around(origin_of(program.node(row.node)).place):
             found[number] += row.bytes
-    return found
+            unknown[number] += not row.known
+    return found, +unknown
 
 
 def plain_row(row: ModuleRow) -> dict[str, Any]:
