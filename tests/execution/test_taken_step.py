@@ -120,3 +120,44 @@ def test_modules_are_given_back() -> None:
     before = state(other)
     whence.capture_step(step, (batch(),), **held)
     assert differing(before, state(other)) == []
+
+
+class WarmsUp(SGD):
+    """Momentum that is the first gradient, and from the third step on a greatest rate that it keeps."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1, momentum=0.9)
+        self.param_groups[0].update(count=0, greatest=0.0)
+
+    def step(self, closure: Any = None) -> Any:
+        (group,) = self.param_groups
+        group["count"] += 1
+        rate = 0.05 * group["count"] if group["count"] > 2 else 0.0
+        group["greatest"] = max(rate, group["greatest"])
+        for parameter in group["params"]:
+            parameter.grad.mul_(1 + group["greatest"])
+        return super().step(closure)
+
+
+def test_a_constant_that_later_steps_advance() -> None:
+    """A step that goes another way from then on is captured again, where the step itself took one, too."""
+    runs = []
+    for captures in (True, False):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = WarmsUp(model.parameters())
+
+        def step(x: Tensor, model: nn.Module = model, optimizer: SGD = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        held: dict[str, Any] = {"model": model, "optimizer": optimizer}
+        run = whence.capture_step(step, (batch(),), **held).bind(**held) if captures else step
+        losses = [run(batch() * scale).item() for scale in range(1, 8)]
+        runs.append((losses, optimizer.param_groups[0]["greatest"], state(model)))
+    (losses, greatest, ours), (expected, theirs, eager) = runs
+    assert (losses, greatest) == (expected, theirs)
+    assert differing(ours, eager) == []

@@ -1,6 +1,6 @@
 """A program that runs on live state: a model's tensors, an optimizer's, and gradients, changed in place."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any
@@ -107,18 +107,13 @@ class Bound:
         return take(step.call, args, kwargs)
 
     def _first(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A first step, which the step itself takes, unless it was taken before; or the one after it.
-
-        What the first step puts around itself may be things of its own, which the capture could not know:
-        then the second one is captured as it goes now.
-        """
+        """A first step, which the step itself takes, unless it was taken before; or the one after it."""
         try:
             result = self._one_of_the_ways(args, kwargs)
-        except StaleCapture as stale:
-            if not self._is_after_first:
-                return self._taken(args, kwargs)
-            self._ways = [self._other_way(args, kwargs, stale)]
-            result = self._ways[0](*args, **kwargs)
+        except StaleCapture:
+            if self._is_after_first:
+                raise
+            return self._taken(args, kwargs)
         self._has_run = not self._is_after_first
         return result
 
@@ -126,10 +121,15 @@ class Bound:
         """Run the program, or that of another way, the one that ran last first; a new one where none fits.
 
         Where one of them is of later steps, the step itself takes the first one, and each that begins anew.
+        What it leaves may be things of its own, which the capture could not know: the next one is captured
+        as it goes then.
         """
         stale = None
-        for way in self._ways or (self,):
-            found = way._attempt(args, kwargs)
+        ways = [*self._ways] or [self]
+        steps = [way.program.step for way in ways if way.program.step is not None]
+        advanced = {(slot.group, slot.key) for step in steps for slot in step.numbers}
+        for way in ways:
+            found = self._found(way, args, kwargs, advanced)
             if not isinstance(found, StaleCapture):
                 self._ways.sort(key=lambda other, way=way: other is not way)  # type: ignore[misc]
                 self._is_after_first = False
@@ -140,6 +140,14 @@ class Bound:
         way = self._other_way(args, kwargs, stale)
         self._ways = [way, *(self._ways or (self,))]
         return self._taken(args, kwargs) if way._is_of_later_steps else way(*args, **kwargs)
+
+    def _found(self, way: "Bound", *given: Any) -> Any:
+        try:
+            return way._attempt(*given)
+        except StaleCapture as stale:
+            if not self._is_after_first:
+                raise
+            return stale
 
     @property
     def _begins_anew(self) -> bool:
@@ -156,7 +164,7 @@ class Bound:
         except CaptureError as error:
             raise stale from error
 
-    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], advanced: Set[tuple[int, str]]) -> Any:
         """What a run gives; a `StaleCapture`, which is not raised, where the step goes another way."""
         program = self.program
         if torch.is_inference_mode_enabled() and _trains(program):
@@ -170,7 +178,7 @@ class Bound:
         if not self._subject.is_current:  # a module has taken the place of another
             self._subject = subject_of(self.model)
         begun = Live(program, tensors_by_name(self._subject), flat, self.optimizer)
-        if lost := begun.lost():
+        if lost := begun.lost() or begun.moved(advanced):
             return StaleCapture.of(lost)
         begun.refuse()
         if other := begun.with_gradient():

@@ -1,6 +1,6 @@
 """One run of a program on live state: what it takes, and where it puts what it gives."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -73,11 +73,17 @@ class Live:
             if place.found() is None
         ]
 
+    def moved(self, advanced: Set[tuple[int, str]]) -> list[Fault]:
+        """Constants of this way that another way of the step advances."""
+        rows = [row for row in self.step.settings if (row.group, row.key) in advanced]
+        return [*self._other_settings(rows)]
+
     def refuse(self) -> None:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""
         StaleCapture.refuse(self._other_actors())
         StaleCapture.refuse(self._other_parameters())
-        faults = [*self._other_settings(), *self._other_numbers(), *self._hooked(), *self._other_state()]
+        settings = self._other_settings(self.step.settings)
+        faults = [*settings, *self._other_numbers(), *self._hooked(), *self._other_state()]
         StaleCapture.refuse(faults)
         CallError.refuse(self._going_on())
         names = [*self._leaves]
@@ -127,7 +133,7 @@ class Live:
             remedy="make the optimizer anew of the model's parameters, and bind the program to it",
         )
 
-    def _other_settings(self) -> Iterator[Fault]:
+    def _other_settings(self, rows: Iterable[Setting]) -> Iterator[Fault]:
         now = {
             Setting(number, key, None).path: value
             for number, group in enumerate(self._groups)
@@ -135,7 +141,7 @@ class Live:
         }
         if self.optimizer is not None:
             now |= {Setting(OWN, key, None).path: value for key, value in own_values(self.optimizer).items()}
-        for row in self.step.settings:
+        for row in rows:
             if not _is_as_it_was(row, now.get(row.path, NOTHING)):
                 yield Fault(
                     f"`{row.path}` was {row.value!r} at capture, is {now.get(row.path)!r} now",
