@@ -4,6 +4,7 @@ in place, dispatch modes of the model's own, which run below autograd.
 Where the tensor that a custom function writes is a view, no list of autograd's nodes has the function.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence._torch.files import is_library
+from whence._torch.files import WHENCE, is_library
 from whence._torch.observe.hooks import described
 from whence._torch.patching import patched
 
@@ -30,7 +31,7 @@ def observed_derivatives(lost: Callable[[str], None]) -> Iterator[None]:
             lost(what)
 
     def hooked(hooks: Any, hook: Any) -> Any:
-        is_ours = str(getattr(hook, "__module__", "")).startswith("whence.")
+        is_ours = sys._getframe(1).f_code.co_filename.startswith(WHENCE)
         tell(f"the hook {described(hook)} on what autograd recorded", is_so=not is_ours)
         return register(hooks, hook)
 
