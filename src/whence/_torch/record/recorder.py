@@ -45,6 +45,7 @@ from whence._torch.operators.remembered_results import Results
 from whence._torch.operators.sampled_results import Samples
 from whence._torch.operators.schemas import ASSERT, HigherOrderOperator
 from whence._torch.operators.table import rule_on_symbols
+from whence._torch.operators.values_alone import without_vectors
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.adopted import Adopted, Inferred, fresh_like, fresh_pair_like
@@ -384,7 +385,7 @@ class Recorder(ProxyTorchDispatchMode):
             self._know_literal(args[0])
         else:
             try:
-                args = self.recognised(args)
+                args = without_vectors(func, self.tracer.torch_fn_metadata, self.recognised(args))
                 kwargs = {key: self.recognised(value) for key, value in kwargs.items()}
             except ComposedMet as met:
                 self.listener.model.composed_met(*met.args)
