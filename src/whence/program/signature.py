@@ -1,13 +1,13 @@
 """What each placeholder and each returned value of a program is, in graph order."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
-from whence._torch.subclasses.wrapper_subclasses import mesh_of, placements_of
+from whence._torch.subclasses.wrapper_subclasses import groups_of, mesh_of, placements_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
@@ -20,7 +20,8 @@ class Part:
     `whole` is the path of that tensor, `type` its class, and `access` leads from it to this one:
     `_local_tensor`, or `a.scale` where its parts are made of others, too. `requires_grad` is what the whole
     does: its gradient is made of those of its parts. Of a DTensor `mesh` has the axes of its mesh, each with
-    its name (or number) and how many devices it has, and `placements` how the tensor is spread over each.
+    its name (or number) and how many devices it has, and `placements` how the tensor is spread over each;
+    `groups` are the names of their process groups.
     """
 
     whole: str
@@ -29,12 +30,19 @@ class Part:
     requires_grad: bool = False
     mesh: tuple[tuple[str, int], ...] = ()
     placements: tuple[str, ...] = ()
+    groups: tuple[str, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, whole: str, tensor: Any, access: str, *, requires_grad: bool = False) -> "Part":
         """The part of a tensor to which `access` leads."""
-        kind = type(tensor).__name__
-        return cls(whole, kind, access, requires_grad, mesh_of(tensor), placements_of(tensor))
+        kind, mesh = type(tensor).__name__, mesh_of(tensor)
+        groups = groups_of(tensor.device_mesh) if mesh else ()
+        return cls(whole, kind, access, requires_grad, mesh, placements_of(tensor), groups)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        told = {name: getattr(self, name) for name in ("whole", "type", "access", "requires_grad")}
+        return {**told, "mesh": dict(self.mesh), "placements": list(self.placements)}
 
     def __str__(self) -> str:
         axes = zip(self.placements, self.mesh, strict=False)

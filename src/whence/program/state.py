@@ -10,6 +10,7 @@ from torch import Tensor, fx
 
 from whence._torch.graphs import graph_module, nested_graph, own_copy, placeholder
 from whence._torch.record.recorder import FakeTensor
+from whence._torch.subclasses.spread import out_of_reach
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
 from whence.errors import CallError, Fault, UsageError
 from whence.program.arguments.variants import with_variants
@@ -42,7 +43,9 @@ def view_faults(view: object) -> list[Fault]:
 
 
 def refuse_elsewhere(program: FlatProgram) -> None:
-    """Raise `UsageError` for a program that was captured for a device on which its state is not."""
+    """Raise `UsageError` for a program captured for a device on which its state is not, or for processes that
+    are not here."""
+    _refuse_without_processes(program)
     wanted = program.circumstances.device
     if wanted is None:
         return
@@ -56,6 +59,25 @@ def refuse_elsewhere(program: FlatProgram) -> None:
         why="it was recorded from fake tensors alone, and its operators are those of that device",
         remedy=f"where that device is, run it on the model there: program.bind(model.to({kind!r})); to run "
         "here, capture without device",
+    )
+
+
+def _refuse_without_processes(program: FlatProgram) -> None:
+    """A file holds how DTensors are spread, and neither these nor the processes."""
+    rows = {row.name: row for row in program.signature.state}
+    wholes = [whole for whole in program.signature.wholes if whole.parts[0] in rows]
+    parts = [rows[whole.parts[0]].part for whole in wholes if whole.name not in program.state]
+    specs = (program.convention.spec, program.out_spec)
+    meshes = [mesh.axes for spec in specs for mesh in out_of_reach(spec)]
+    if not parts and not meshes:
+        return
+    known = dict.fromkeys([*meshes, *(part.mesh for part in parts if part is not None)])
+    axes = "; ".join(", ".join(f"{name} of {size}" for name, size in mesh) for mesh in known)
+    raise UsageError(
+        f"the program of {program.name} was loaded without the processes that its DTensors are spread over",
+        why=f"they lie on a mesh with the axes {axes}, and a file holds the tensors of one process alone",
+        remedy="whence.load(path, model=model) with a model that is spread alike, in a process of that mesh; "
+        "or capture it there again",
     )
 
 
@@ -103,9 +125,8 @@ def state_of_loss(program: FlatProgram) -> tuple[Input, ...]:
 def bound_state(program: FlatProgram, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The program's state with tensors of another model in place of the captured ones, by qualified name."""
     rows = [(row.name, (row.path, *row.aliases)) for row in program.signature.state]
-    rows += [
-        (row.name, (row.path, *row.aliases)) for row in program.signature.wholes if row.tensor is not None
-    ]
+    wholes = (row for row in program.signature.wholes if row.tensor is not None or row.path in tensors)
+    rows += [(row.name, (row.path, *row.aliases)) for row in wholes]
     found = {name: next((path for path in paths if path in tensors), None) for name, paths in rows}
     return {name: program.state[name] if path is None else tensors[path] for name, path in found.items()}
 

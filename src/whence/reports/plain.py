@@ -65,7 +65,7 @@ def _input(row: Input) -> dict[str, Any]:
 
 def _output(row: Output) -> dict[str, Any]:
     held = {"node": row.node} if row.node is not None else {"value": value_of(row.value)}
-    return {**plain_fields(row, "name", "kind", "path", "of"), **held}
+    return {**plain_fields(row, "name", "kind", "path", "of", "part"), **held}
 
 
 def _call(call: Call) -> dict[str, Any]:

@@ -306,10 +306,18 @@ def _odd_layout(tensor: Tensor) -> tuple[str, str] | None:
 def mesh_of(tensor: Any) -> tuple[tuple[str, int], ...]:
     """The axes of the mesh of a DTensor, by name or number, and how many devices each has."""
     mesh = getattr(tensor, "device_mesh", None)
-    if mesh is None:
-        return ()
+    return () if mesh is None else axes_of(mesh)
+
+
+def axes_of(mesh: Any) -> tuple[tuple[str, int], ...]:
+    """The axes of a mesh, by name or number, and how many devices each has."""
     names = mesh.mesh_dim_names or map(str, range(mesh.ndim))
     return tuple(zip(names, map(int, mesh.shape), strict=True))
+
+
+def groups_of(mesh: Any) -> tuple[str, ...]:
+    """The names of the process groups of its axes, by which collectives in a graph reach them."""
+    return tuple(mesh.get_group(axis).group_name for axis in range(mesh.ndim))
 
 
 def placements_of(tensor: Any) -> tuple[str, ...]:

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -10,6 +11,8 @@ from typing import Any, get_type_hints
 
 from torch import Tensor
 
+from whence._torch.subclasses.fully_sharded import is_distributed
+from whence._torch.subclasses.spread import meshes_of
 from whence._torch.versions.release import release
 from whence.errors import Fault, NotStorable, UnreadableFile, UsageError
 from whence.interop.archive import tensors
@@ -32,6 +35,7 @@ from whence.interop.archive.records.reading import Reader
 from whence.interop.archive.records.writing import Writer
 from whence.program import FlatProgram
 from whence.program.replay import Replays
+from whence.program.signature import Part
 from whence.program.state import bound_state
 from whence.schema import InputKind
 from whence.tracing.sandbox.capture_lock import without_collection
@@ -96,9 +100,9 @@ def _plain(program: FlatProgram, faults: list[Fault]) -> dict[str, Any]:
     graphs.write(program.graph_module)
     parts = {name: form.write(writer, getattr(program, name)) for name, form in _FORMS.items()}
     for whole in program.signature.wholes:
-        writer.refuse(
-            f"the tensor {whole.path}", "it is made of others, by a class of which a file has the name"
-        )
+        if whole.tensor is not None and not is_distributed(whole.tensor):
+            why = "it is made of others, by a class of which a file has the name"
+            writer.refuse(f"the tensor {whole.path}", why)
     faults += writer.faults
     return {**parts, "graphs": graphs.graphs, "tables": writer.tables()}
 
@@ -112,7 +116,12 @@ def _stored(program: FlatProgram, *, weights: bool) -> Mapping[str, Tensor]:
     """The tensors that go into the file: constants are part of the program, whatever becomes of weights."""
     kinds = {row.name: row.kind for row in program.signature.state}
     left_out = () if weights else (InputKind.PARAMETER, InputKind.BUFFER)
-    return {name: held for name, held in program.state.items() if kinds.get(name) not in left_out}
+    wholes = {whole.name for whole in program.signature.wholes}
+    return {
+        name: held
+        for name, held in program.state.items()
+        if name not in wholes and kinds.get(name) not in left_out
+    }
 
 
 def _described(program: FlatProgram) -> Described:
@@ -200,7 +209,8 @@ def _one(
     """The program itself, or a variant, on its tensors."""
     modules = None if subject is None else [module for _, module in subject.named_modules()]
     found = LoadedNames() if modules is None else LoadedNames.beside(modules)
-    reader = Reader(mapping(data["tables"]), found, stored)
+    named = {} if subject is None else tensors_by_name(subject)
+    reader = Reader(mapping(data["tables"]), found, stored, meshes=meshes_of(named.values()))
     reader.read_tables()
     signature = _FORMS["signature"].read(reader, data["signature"])
     held = {row.path: stored.get(row.name, row.value) for row in signature.attributes}
@@ -215,9 +225,13 @@ def _one(
     former = {each: form.read(reader, data[each]) for each, form in _FORMER.items() if each in data}
     program = program.under(**former) if former else program
     refuse_inconsistent(program, is_complete=truth(data["weights"]))
-    state = stored if subject is None else _bound(program, tensors_by_name(subject), name)
+    state = stored if subject is None else _bound(program, named, name)
     complete = {row.name for row in signature.state} <= state.keys()
-    return program.with_changes(state=state if complete else Unsaved(state)), tuple(found.lost)
+    wholes = tuple(replace(whole, tensor=state.get(whole.name)) for whole in signature.wholes)
+    program = program.with_changes(
+        state=state if complete else Unsaved(state), signature=replace(signature, wholes=wholes)
+    )
+    return program, tuple(found.lost)
 
 
 def _misses(missing: list[str], name: str, torch: str) -> UnreadableFile:
@@ -238,11 +252,23 @@ def _bound(program: FlatProgram, named: Mapping[str, Tensor], name: str) -> dict
             faults.append(f"{row.path} is not there")
         elif held is not None and (held.shape, held.dtype) != (row.value.shape, row.value.dtype):
             faults.append(f"{row.path} is {tuple(held.shape)} {held.dtype}")
+    faults += _spread_otherwise(program, named)
     if faults:
         raise UsageError(
             f"{name} does not fit the model: {'; '.join(faults)}", remedy="capture the model again"
         )
     return bound_state(program.with_changes(state=Unsaved(program.state)), named)
+
+
+def _spread_otherwise(program: FlatProgram, named: Mapping[str, Tensor]) -> Iterator[str]:
+    """DTensors of a model over other processes, or otherwise over them, than those of the program."""
+    parts = {row.name: row.part for row in program.signature.state}
+    for whole in program.signature.wholes:
+        part, tensor = parts.get(whole.parts[0]), named.get(whole.path)
+        if part is not None and tensor is not None:
+            found = Part.of(part.whole, tensor, part.access, requires_grad=part.requires_grad)
+            if (found, found.groups) != (part, part.groups):
+                yield f"{whole.path} is {found} (of the groups {', '.join(found.groups)})"
 
 
 def saved_to(path: str | Path, content: bytes) -> None:

@@ -29,7 +29,8 @@ class Reader:
 
     `tables` are the pools of the file, `found` says what names stand for, `state` are the tensors of the
     program, `nodes` gives what a number in the arguments of a node stands for, and `names` are those of the
-    nodes of the graph. `missing` collects classes of containers that this process does not know.
+    nodes of the graph. `missing` collects classes of containers that this process does not know, and `meshes`
+    are those of the model, over which DTensors are spread.
     """
 
     tables: Mapping[str, Any]
@@ -40,6 +41,7 @@ class Reader:
     names: Sequence[str] = ()
     sizes: SizeReader | None = None
     mode: Any = None
+    meshes: Mapping[Any, Any] = field(default_factory=dict)
     _pools: dict[str, list[Any]] = field(default_factory=dict)
 
     def read_tables(self) -> None:

@@ -19,6 +19,8 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from whence._torch.sizes.dims import dim_in_words
 from whence._torch.sizes.numbers import Unknown
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of
+from whence._torch.subclasses.spread import Mesh, Spread, described, distributed
+from whence._torch.subclasses.wrapper_subclasses import Composition
 from whence.dependence.describe import shown
 from whence.interop.archive.records.checked import (
     Unreadable,
@@ -152,6 +154,29 @@ def _words(_writer: "Writer", value: Any) -> str:
     return value.text if isinstance(value, InWords) else dim_in_words(value) or shown(value)
 
 
+def _composed(writer: "Writer", layout: Composition) -> Any:
+    """How a tensor is made of others: of DTensors alone, for only their classes are known everywhere."""
+    found = described(layout)
+    if found is None:
+        return {"words": repr(layout)}
+    mesh, spread = found.context.mesh, found.context
+    told = [found.names, mesh.device, mesh.axes, mesh.groups, spread.placements, spread.order, spread.dtype]
+    return _items(writer, (*told, tuple(found.shape), tuple(found.strides), found.follows))
+
+
+def _spread(reader: "Reader", data: Any, inside: Callable[[Any], Any]) -> Composition:
+    names, device, axes, groups, placements, order, *rest = map(inside, listed(data))
+    dtype, shape, strides, follows = rest
+    named = tuple((text(name), number(size)) for name, size in axes)
+    mesh = Mesh(text(device), named, tuple(map(text, groups)))
+    raise_unless(isinstance(dtype, torch.dtype), "a tensor has no dtype")
+    raise_unless(len(follows) == len(shape) + len(strides), "a tensor has other strides than sizes")
+    spread = Spread(mesh, tuple(map(text, placements)), text(order), dtype)
+    return distributed(
+        spread, tuple(map(text, names)), (_size_of(shape), tuple(_size_of(strides))), follows, reader.meshes
+    )
+
+
 VALUES: Mapping[str, ValueKind] = {
     "node": ValueKind(
         lambda writer, node: node.name if writer.nodes is None else writer.nodes(node), _node, base=fx.Node
@@ -198,6 +223,7 @@ VALUES: Mapping[str, ValueKind] = {
         lambda reader, data, _: reader.pooled("classes", data),
         base=type,
     ),
+    "composed": ValueKind(_composed, _spread, (Composition,)),
     "words": ValueKind(_words, lambda _, data, __: InWords(text(data))),
 }
 _BY_CLASS = {each: name for name, kind in VALUES.items() for each in kind.classes}

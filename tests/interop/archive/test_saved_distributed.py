@@ -1,0 +1,118 @@
+"""Programs of models that are spread over processes: files hold the tensors of one, and how they lie."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import whence
+from whence.errors import UsageError
+
+X = torch.randn(3, 4)
+
+
+@pytest.fixture
+def world() -> Iterator[None]:
+    """Four processes, of which this is one."""
+    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def spread(mesh: Any, *, rows: bool = True) -> nn.Sequential:
+    """Two layers by the plan of tensor parallelism over one axis; by columns alone without `rows`."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    plan = {"0": ColwiseParallel(), **({"2": RowwiseParallel()} if rows else {})}
+    found = parallelize_module(model, mesh, plan)
+    assert isinstance(found, nn.Sequential)
+    return found
+
+
+def squares(out: torch.Tensor) -> torch.Tensor:
+    return out.pow(2).sum()
+
+
+def without_guards(program: whence.Program) -> dict[str, Any]:
+    return {key: value for key, value in program.to_dict().items() if key != "guards"}
+
+
+def saved(model: nn.Module, args: tuple[Any, ...], path: Path, **options: Any) -> whence.Program:
+    program = whence.capture(model, args, **options)
+    program.save(path)
+    return program
+
+
+def test_it_can_be_looked_at_without_processes(world: None, tmp_path: Path) -> None:
+    """Its text, data, report and history are those that were saved; running it says what it needs."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    program = saved(spread(mesh["tp"]), (X,), tmp_path / "p.whence", backward=squares)
+    dist.destroy_process_group()
+    after = whence.load(tmp_path / "p.whence")
+    assert str(after) == str(program) and without_guards(after) == without_guards(program)
+    assert str(after.report()) == str(program.report()) and after.diff(program).ok
+    assert after.input("0.weight").part == program.input("0.weight").part
+    row = after.to_dict()["inputs"][0]["part"]
+    assert (row["whole"], row["mesh"], row["placements"]) == ("0.weight", {"tp": 2}, ["Shard(dim=0)"])
+    for run in (after.module, after.unflatten, lambda: after.run((X,), read=["relu"])):
+        with pytest.raises(UsageError, match="a mesh with the axes tp of 2"):
+            run()
+    after.save(tmp_path / "again.whence")
+    assert without_guards(whence.load(tmp_path / "again.whence")) == without_guards(program)
+
+
+def test_it_runs_with_a_model_that_is_spread_alike(world: None, tmp_path: Path) -> None:
+    """On that model's tensors, with eager's gradients."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+    saved(spread(mesh), (X,), tmp_path / "p.whence", backward=squares)
+    model = spread(mesh)
+    after = whence.load(tmp_path / "p.whence", model=model)
+    after.module()(X)[0].backward()
+    found = [each.grad for each in model.parameters()]
+    model.zero_grad()
+    squares(model(X)).backward()
+    for gradient, parameter in zip(found, model.parameters(), strict=True):
+        assert isinstance(gradient, DTensor) and isinstance(parameter.grad, DTensor)
+        assert gradient.placements == parameter.grad.placements
+        assert torch.equal(gradient.to_local(), parameter.grad.to_local())
+
+
+def test_a_model_that_is_spread_otherwise_is_refused(world: None, tmp_path: Path) -> None:
+    """Over other processes, which the graph would not talk to, or with other placements, or not at all."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    saved(spread(mesh["tp"]), (X,), tmp_path / "p.whence")
+    others = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
+    with pytest.raises(
+        UsageError, match=r"0.weight is _local_tensor of the DTensor 0.weight, .* \(of the groups"
+    ):
+        whence.load(tmp_path / "p.whence", model=spread(others["tp"]))
+    with pytest.raises(UsageError, match="does not fit the model: 2"):
+        whence.load(tmp_path / "p.whence", model=spread(mesh["tp"], rows=False))
+
+
+def test_distributed_arguments_and_results(world: None, tmp_path: Path) -> None:
+    """A result is spread as it was, over the mesh of the model; without one nothing runs."""
+    mesh = init_device_mesh("cpu", (4,))
+    model: Any = nn.Linear(4, 8)
+    for name, held in [*model.named_parameters()]:
+        model.register_parameter(name, nn.Parameter(distribute_tensor(held.detach(), mesh, [Shard(0)])))
+    x = distribute_tensor(X, mesh, [Replicate()])
+    saved(model, (x,), tmp_path / "p.whence")
+    after = whence.load(tmp_path / "p.whence", model=model)
+    assert after.verify(model, (x,)).ok
+    result = after.module()(x)
+    expected = model(x)
+    assert isinstance(result, DTensor) and result.placements == expected.placements
+    assert result.shape == expected.shape and torch.equal(result.to_local(), expected.to_local())
+    alone = whence.load(tmp_path / "p.whence")
+    with pytest.raises(UsageError, match="axes 0 of 4"):
+        alone.module()
