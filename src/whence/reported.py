@@ -1,11 +1,11 @@
 """What can be read off a captured program: costs, differences, pages, plain data; nothing runs for it."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from whence.program import FlatProgram
+from whence.program.queries.plain import AsJSON
 from whence.reports.cost import Cost, cost_of
 from whence.reports.devices import Device
 from whence.reports.diff import Diff, diff_of
@@ -18,7 +18,7 @@ from whence.reports.report import Report, chosen, report_of
 from whence.viewer import page, written
 
 
-class Reported(FlatProgram):
+class Reported(FlatProgram, AsJSON):
     """A program, with the questions that its graph answers."""
 
     def cost(self, device: str | Device | None = None, *, sizes: Mapping[str, int] | None = None) -> Cost:
@@ -121,7 +121,3 @@ class Reported(FlatProgram):
     def to_dict(self) -> dict[str, Any]:
         """Signature, calls, nodes, origins and guards as plain data, in the form of `docs/schema.md`."""
         return plain(self)
-
-    def to_json(self, indent: int | None = None) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)

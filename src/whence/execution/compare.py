@@ -10,10 +10,11 @@ from torch import Tensor
 
 from whence._torch.tensors import same_bits
 from whence.execution.running import Run
+from whence.program.queries.plain import AsJSON
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(AsJSON):
     """One compared value. `difference` is the largest absolute difference, where one can be taken."""
 
     kind: str

@@ -10,12 +10,13 @@ from whence._torch.versions.finding import looked_for
 from whence._torch.versions.release import TRIED, is_tried, release
 from whence.dependence.asking import Failed, attempt
 from whence.execution.verify import Verification
+from whence.program.queries.plain import AsJSON
 
 _PACKAGES = ("whence", "transformers", "numpy")
 
 
 @dataclass(frozen=True)
-class Diagnosis:
+class Diagnosis(AsJSON):
     """`private` is everything private that whence relies on, and whether it is there; `step` says how a
     captured training step compares with eager, or why there is none."""
 

@@ -23,7 +23,7 @@ from whence.program import FlatProgram
 from whence.program.arguments.variants import alone
 from whence.program.node_records import place_of
 from whence.program.queries.notebook import opening_html
-from whence.program.queries.plain import plain_fields
+from whence.program.queries.plain import AsJSON, plain_fields
 from whence.program.state import bound_state, refuse_elsewhere, state_of_loss
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
@@ -34,7 +34,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(AsJSON):
     """The comparisons, one row each, and what is known about the first difference.
 
     `divergence` names the first module call whose result differs. `asked` are the lines where the model

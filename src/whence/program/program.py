@@ -20,7 +20,7 @@ from whence.program.layers import Layers, layers_of
 from whence.program.node_records import GraphFacts, constant_origin, facts_in, origin_of
 from whence.program.queries.decisions import DecisionByValue, Draw, decisions_in, draws_in
 from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import plain_fields
+from whence.program.queries.plain import AsJSON, plain_fields
 from whence.program.queries.printing import page
 from whence.program.queries.selecting import find_input, find_output, select
 from whence.program.queries.shapes import Shapes, shapes_of
@@ -31,7 +31,7 @@ from whence.schema import InputKind
 
 
 @dataclass(frozen=True)
-class PassEntry:
+class PassEntry(AsJSON):
     """One pass: its name, the pass as it is printed, and how many operations it left.
 
     `added` are those that it made or gave another operation, `removed` those that are gone. What a block of

@@ -9,7 +9,7 @@ from torch import fx
 
 from whence._torch.plain_values import same_objects
 from whence.program.node_records import RECORD
-from whence.program.queries.plain import plain_fields
+from whence.program.queries.plain import AsJSON, plain_fields
 
 _READ: tuple[Callable[[fx.Node], Any], ...] = (
     *map(attrgetter, ("target", "args", "kwargs")),
@@ -58,7 +58,7 @@ def graph_copies(graph: fx.Graph, copies: Copies) -> GraphCopies | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ClassReplay:
+class ClassReplay(AsJSON):
     """How often modules of one class were called, and how many of these calls were replayed.
 
     `reasons` are why others had to run, each with the number of calls; the first call of its kind runs
@@ -81,7 +81,7 @@ class ClassReplay:
 
 
 @dataclass(frozen=True)
-class Replays:
+class Replays(AsJSON):
     """One row for each class of modules that were called, in the order of their first calls.
 
     Empty where nothing was to be replayed (`reuse=False`). `known` are calls that were recorded as one.

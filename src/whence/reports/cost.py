@@ -24,6 +24,7 @@ from whence.errors import UsageError
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
+from whence.program.queries.plain import AsJSON
 from whence.reports.devices import Device, device_of
 from whence.reports.flops import (
     Flops,
@@ -65,7 +66,7 @@ class NodeCost:
 
 
 @dataclass(frozen=True)
-class CallCost:
+class CallCost(AsJSON):
     """What a call costs with the calls inside it.
 
     `parameters` counts elements, shared ones once, and `parameter_bytes` what they take. `flops` are by
@@ -102,7 +103,7 @@ class CallCost:
 
 
 @dataclass(frozen=True, repr=False)
-class Cost(OpensInNotebook):
+class Cost(OpensInNotebook, AsJSON):
     """What a program costs: a row for each call, callers before what they call; the first is the program.
 
     `gaps` names operators whose FLOPs nobody has a formula for, with how often they occur: they count as

@@ -24,6 +24,7 @@ from whence.errors import UsageError
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
+from whence.program.queries.plain import AsJSON
 from whence.program.signature import describe
 from whence.reports.cost import cost_of
 from whence.reports.memory import memory_of
@@ -70,7 +71,7 @@ class CallChange:
 
 
 @dataclass(frozen=True, repr=False)
-class Diff(OpensInNotebook):
+class Diff(OpensInNotebook, AsJSON):
     """The differences between two programs.
 
     `appeared` and `gone` are call sites that only the second and only the first has, `retyped` those of

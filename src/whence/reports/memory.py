@@ -31,6 +31,7 @@ from whence.program import FlatProgram
 from whence.program.node_records import origin_of, place_of, record_of
 from whence.program.queries.marks import READS_NO_VALUE
 from whence.program.queries.notebook import OpensInNotebook
+from whence.program.queries.plain import AsJSON
 from whence.reports.cost import checked_sizes, data_named, viewed_argument
 from whence.reports.flops import bytes_at, held_graphs, is_branch, shape_at
 from whence.reports.numbers import scaled
@@ -66,7 +67,7 @@ class Kept:
 
 
 @dataclass(frozen=True, repr=False)
-class Memory(OpensInNotebook):
+class Memory(OpensInNotebook, AsJSON):
     """The memory of a program, in bytes.
 
     `kept` are the activations that the backward reads, largest first; weights and inputs are there anyway.

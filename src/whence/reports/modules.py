@@ -10,6 +10,7 @@ from torch import Tensor
 
 from whence.program import Calls, FlatProgram
 from whence.program.node_records import origin_of
+from whence.program.queries.plain import AsJSON
 from whence.provenance import Origin
 from whence.schema import InputKind, Phase
 
@@ -35,7 +36,7 @@ class ModuleRow:
 
 
 @dataclass(frozen=True)
-class ModuleReport:
+class ModuleReport(AsJSON):
     """The calls of a program in order, and a summary of its signature."""
 
     program: str

@@ -16,6 +16,7 @@ from whence.errors import UsageError
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
+from whence.program.queries.plain import AsJSON
 from whence.provenance import ModulePath, PathPattern
 from whence.reports.cost import RECOMPUTED, Cost, cost_of, data_named
 from whence.reports.devices import Device
@@ -31,7 +32,7 @@ _UNKNOWN = "kept of unknown size"
 
 
 @dataclass(frozen=True, repr=False)
-class Report(OpensInNotebook):
+class Report(OpensInNotebook, AsJSON):
     """The calls of a program in order: operations, parameters, FLOPs by phase, bytes moved and bytes kept.
 
     Figures include the calls inside. `kept bytes` are what the backward reads of what was made in a call.

@@ -18,7 +18,7 @@ from whence.execution.compare import Comparison, beside
 from whence.execution.values.walk import inputs_of, walk
 from whence.program import FlatProgram, Named
 from whence.program.node_records import origin_of
-from whence.program.queries.plain import plain_fields
+from whence.program.queries.plain import AsJSON, plain_fields
 from whence.program.signature import describe
 from whence.provenance import CallSite, Origin
 from whence.schema import Phase
@@ -27,7 +27,7 @@ from whence.tracing.target.subject import Subject
 
 
 @dataclass(frozen=True)
-class First:
+class First(AsJSON):
     """The first value that is not as it should be: its node, where that came from, and what is wrong."""
 
     node: str

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whence._torch.sizes.exported_sizes import Limits, Multiple, is_number, multiple_of
 from whence._torch.sizes.symbols import is_symbolic, names_in, number_of, spelled
-from whence.program.queries.plain import plain_fields
+from whence.program.queries.plain import AsJSON, plain_fields
 from whence.provenance import ModulePath, Source
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ ZERO_ONE = "the example has that size there, and sizes of 0 and 1 are special (b
 
 
 @dataclass(frozen=True, slots=True)
-class Asker:
+class Asker(AsJSON):
     """Who constrained a size: what was written, in `dynamic_shapes`, or a line of code in a module call."""
 
     asked: str = ""
@@ -78,7 +78,7 @@ def relation(condition: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class SizeRule:
+class SizeRule(AsJSON):
     """One thing that sizes must keep.
 
     `condition` is Python source over names of sizes, and `words` says the same of the first of `dimensions`:
@@ -119,7 +119,7 @@ class SizeRule:
 
 
 @dataclass(frozen=True, slots=True)
-class Restriction:
+class Restriction(AsJSON):
     """A dimension that may vary less than was asked for.
 
     `asked` is what was written, `kind` is `fixed`, `tied` (to another size), `narrowed` or `multiple`, and

@@ -9,7 +9,7 @@ from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, Reference
 from whence.program.guards.rows import Guard, Holder, Unguarded
 from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import plain_fields
+from whence.program.queries.plain import AsJSON, plain_fields
 from whence.schema import GuardKind
 
 STRUCTURE = "the arguments"
@@ -28,7 +28,7 @@ _WIDTH = 72
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Guards(Sequence[Guard], OpensInNotebook):
+class Guards(Sequence[Guard], OpensInNotebook, AsJSON):
     """Everything a capture assumed, in the order it was read, and what it does not watch.
 
     `holders` are the modules and objects that guards speak of, parents before children. `of` gives the

@@ -15,7 +15,7 @@ from whence.program.guards.expectations import (
     Missing,
     Reference,
 )
-from whence.program.queries.plain import plain_fields
+from whence.program.queries.plain import AsJSON, plain_fields
 from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind, Strictness
 
@@ -63,7 +63,7 @@ class Guard(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class Violation(AsJSON):
     """A guard that does not hold, and what was found instead."""
 
     guard: Guard

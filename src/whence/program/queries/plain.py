@@ -1,8 +1,23 @@
 """Records as plain data: what tools and people read as JSON."""
 
+import json
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
+
+
+class AsJSON:
+    """What says itself as plain data says itself as JSON."""
+
+    __slots__ = ()
+
+    def to_dict(self) -> Any:
+        """Plain data."""
+        raise NotImplementedError
+
+    def to_json(self, indent: int | None = None) -> str:
+        """`to_dict` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
 
 
 def plain_fields(record: object, *names: str) -> dict[str, Any]:

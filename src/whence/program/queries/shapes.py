@@ -9,7 +9,7 @@ from torch import Tensor
 from whence._torch.sizes.symbols import is_symbolic, names_of_sizes
 from whence.program.arguments.open_sizes import Sized, SizeRule, sized
 from whence.program.arguments.variants import in_words
-from whence.program.queries.plain import plain_fields
+from whence.program.queries.plain import AsJSON, plain_fields
 from whence.program.signature import SHORT_DTYPES, Output
 from whence.schema import InputKind, OutputKind
 
@@ -23,7 +23,7 @@ _KIND = 8
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(AsJSON):
     """One input or output: what it is, its dtype and its shape, and what its sizes must keep.
 
     A whole number has the shape of a scalar; its `value` is how it is spelled. What is not there has the
@@ -49,7 +49,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Shapes:
+class Shapes(AsJSON):
     """One row for every input that the user passes and every value that comes back.
 
     Sizes are numbers, or names and what is computed from them. Printed, the gradients of parameters are one
