@@ -54,10 +54,13 @@ class Reported(FlatProgram, AsJSON):
     ) -> Report:
         """Both for every call on a page: a table, CSV, Markdown or plain data; equal layers are one row.
 
-        `depth` limits how deep rows go, `where` is a pattern of module paths, and `sort` a figure ("forward
-        FLOPs", "kept bytes", …), the largest first; `measure` is that of `memory`. Raises what `cost` raises.
+        `depth` limits how deep rows go, and `sort` is a figure ("forward FLOPs", "kept bytes", …), the
+        largest first. `where` is a pattern as `select` takes them: rows are calls that it names by path,
+        number or class (`layers.*.mlp`, `lin@1`, `type=Linear`), of those the ones that hold an operation
+        that fits the rest of it (`:: aten.mm.default`, `:: backward`, `region=gate`); figures are those of
+        whole calls. `measure` is that of `memory`. Raises what `cost` and `select` raise.
         """
-        return chosen(report_of(self, device, sizes, measure=measure), depth, sort, where)
+        return chosen(self, report_of(self, device, sizes, measure=measure), depth, sort, where)
 
     def diff(self, other: FlatProgram) -> Diff:
         """What differs from this program to another, by provenance: calls, operations, shapes, signature.

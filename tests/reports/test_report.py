@@ -40,11 +40,11 @@ def test_page() -> None:
     """Equal neighbours are one row."""
     table = [line.split() for line in str(report_of(depth=2)).partition("\n\n")[0].splitlines()]
     expected = (
-        "(program) 19 48 85 816 1.44 k 5.72 k 384 384 816",
-        "(root) Sequential 18 46 85 816 1.44 k 5.69 k 384 384 768",
-        "0 Sequential 4 8 20 192 192 1.12 k 96 192",
-        "1 … 3 × 3 Sequential 4 10 20 192 384 1.38 k 96 192",
-        "4 Linear 2 8 5 48 96 440",
+        "(program) 19 48 85 816 1.44 k 5.72 k 0.394 384 384 816",
+        "(root) Sequential 18 46 85 816 1.44 k 5.69 k 0.397 384 384 768",
+        "0 Sequential 4 8 20 192 192 1.12 k 0.343 96 192",
+        "1 … 3 × 3 Sequential 4 10 20 192 384 1.38 k 0.419 96 192",
+        "4 Linear 2 8 5 48 96 440 0.327",
     )
     assert [" ".join(line) for line in table[1:]] == [*expected]
 
@@ -110,8 +110,59 @@ def test_rows_are_chosen_and_sorted() -> None:
     assert figures == sorted(figures, reverse=True)
     with pytest.raises(whence.UsageError, match="there is no figure 'joy'"):
         report_of(sort="joy")
-    with pytest.raises(whence.UsageError, match="no call fits"):
+    with pytest.raises(whence.SelectionError, match="no call fits"):
         report_of(where="nowhere")
+
+
+@pytest.mark.parametrize(
+    ("where", "paths"),
+    [
+        ("type=Linear", ["0.0", "1.0", "2.0", "3.0", "4"]),
+        ("type=Re*", ["0.1", "1.1", "2.1", "3.1"]),
+        ("2.0@0", ["2.0"]),
+        ("* :: aten.relu.*", ["0", "1", "2", "3"]),
+        ("*.* :: backward", ["0.0", "0.1", "1.0", "1.1", "2.0", "2.1", "3.0", "3.1"]),
+        ("*.1 :: saved", ["0.1", "1.1", "2.1", "3.1"]),
+    ],
+)
+def test_rows_are_chosen_as_nodes_are(where: str, paths: list[str]) -> None:
+    """By every pattern of `select`: class, number of the call, operation, phase, mark."""
+    report = report_of(where=where)
+    assert [row.path for row in report.rows] == paths
+    whole = {row.path: row.figures for row in report_of().rows}
+    assert all(row.figures == whole[row.path] for row in report.rows)
+
+
+def test_rows_are_chosen_by_region() -> None:
+    """Of what ran in a block."""
+
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.gate = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with whence.region("gate"):
+                gate = self.gate(x)
+            return self.up(x) * gate
+
+    report = whence.capture(Gated(), (X,)).report(where="region=gate")
+    assert [row.path for row in report.rows] == ["", "gate"]
+
+
+def test_bytes_and_intensity_are_in_the_rows() -> None:
+    """As `cost` has them, in data and CSV; tables have the sum of bytes."""
+    program = whence.capture(model_of_blocks(), (X,), backward=lambda y: y.sum())
+    report, cost = program.report(), program.cost()
+    for row, counted in zip(report.rows, cost.rows, strict=True):
+        figures = dict(row.figures)
+        assert (figures["bytes read"], figures["bytes written"]) == (counted.read, counted.written)
+        assert figures["intensity"] == pytest.approx(counted.intensity, abs=1e-3)
+    assert {"bytes_read", "bytes_written", "intensity"} <= set(report.to_csv().splitlines()[0].split(","))
+    sorted_rows = program.report(sort="intensity").rows
+    assert [dict(row.figures)["intensity"] for row in sorted_rows] == sorted(
+        (dict(row.figures)["intensity"] for row in report.rows), reverse=True
+    )
 
 
 def test_parts_are_short_where_they_are_printed() -> None:

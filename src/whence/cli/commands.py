@@ -103,7 +103,7 @@ COMMANDS = (
             _FORWARD,
             _DEPTH,
             _option("--sort", metavar="FIGURE", help='the largest first: "forward FLOPs", "kept bytes", …'),
-            _option("--where", metavar="PATTERN", help="calls of modules that fit, as layers.*.mlp"),
+            _option("--where", "--filter", metavar="PATTERN", help="calls that fit, as *.mlp or type=Linear"),
             _option("--measure", action="store_true", help="run kernels once that need memory of their own"),
             _DEVICE,
             _SIZE,

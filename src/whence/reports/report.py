@@ -17,7 +17,7 @@ from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.queries.notebook import OpensInNotebook
 from whence.program.queries.plain import AsJSON
-from whence.provenance import ModulePath, PathPattern
+from whence.program.queries.selecting import select_calls
 from whence.reports.cost import RECOMPUTED, Cost, cost_of, data_named
 from whence.reports.devices import Device
 from whence.reports.memory import Memory, Storages, memory_in
@@ -27,7 +27,8 @@ from whence.reports.recomputing import recomputing_of
 from whence.schema import Phase
 
 _WIDTH = 200
-_UNSHOWN = "parameter bytes"
+_UNSHOWN = ("parameter bytes", "bytes read", "bytes written")
+"""Figures that tables leave out."""
 _UNKNOWN = "kept of unknown size"
 
 
@@ -35,11 +36,14 @@ _UNKNOWN = "kept of unknown size"
 class Report(OpensInNotebook, AsJSON):
     """The calls of a program in order: operations, parameters, FLOPs by phase, bytes moved and bytes kept.
 
-    Figures include the calls inside. `kept bytes` are what the backward reads of what was made in a call.
-    `recomputing saves` are the bytes kept less if that call alone were in a checkpoint (without reentrance),
-    below zero where it keeps more than it saves: its arguments are kept then, and what only its own
-    derivatives read is not. `recomputing FLOPs` are what it computes again: its forward up to the last value
-    that is saved in it. `ok` says that every operator's FLOPs are known.
+    Figures include the calls inside. `intensity` is FLOPs for each byte that is read or written; `bytes read`
+    and `bytes written`, which are together `bytes moved`, are in data and CSV alone. `kept bytes` are what
+    the backward reads of what was made in a call; `kept of unknown size` counts kept values that are not in them,
+    workspaces of kernels that are not measured, where there are any. `recomputing saves` are the bytes kept
+    less if that call alone were in a checkpoint (without reentrance), below zero where it keeps more than it
+    saves: its arguments are kept then, and what only its own derivatives read is not. `recomputing FLOPs` are
+    what it computes again: its forward up to the last value that is saved in it. `ok` says that every
+    operator's FLOPs are known.
     """
 
     program: str
@@ -123,7 +127,9 @@ def report_of(
         for phase in (*map(str, Phase), RECOMPUTED):
             if phase in cost.total.flops:
                 figures[f"{phase} FLOPs"] = found.flops.get(phase, 0)
-        figures |= {"bytes moved": found.read + found.written, "kept bytes": kept[number]}
+        figures |= {"bytes read": found.read, "bytes written": found.written}
+        figures |= {"bytes moved": found.read + found.written, "intensity": round(found.intensity, 3)}
+        figures["kept bytes"] = kept[number]
         figures |= {_UNKNOWN: unknown[number]} if unknown else {}
         figures |= {f"recomputing {name}": figure for name, figure in again.get(number, {}).items()}
         figures |= {} if found.seconds is None else {"microseconds": round(found.seconds * 1e6, 3)}
@@ -131,28 +137,22 @@ def report_of(
     return Report(program.name, tuple(rows), cost, memory)
 
 
-def chosen(report: Report, depth: int | None, sort: str | None, where: str | None) -> Report:
+def chosen(
+    program: FlatProgram, report: Report, depth: int | None, sort: str | None, where: str | None
+) -> Report:
     """The report with rows that are no deeper than `depth` and fit `where`, the largest by `sort` first.
 
-    Raises `UsageError` for a figure that there is not, and where no row fits.
+    Raises `UsageError` for a figure that there is not, and `SelectionError` where no row fits.
     """
     rows = [row for row in report.rows if depth is None or row.depth <= depth]
-    return replace(report, rows=tuple(_chosen(rows, sort, where)))
-
-
-def _chosen(rows: list[ModuleRow], sort: str | None, where: str | None) -> list[ModuleRow]:
     if where is not None:
-        pattern = PathPattern.parse(where)
-        rows = [
-            replace(row, depth=1) for row in rows if row.path and pattern.matches(ModulePath.parse(row.path))
-        ]
-        if not rows:
-            raise UsageError(
-                f"no call fits {where!r}", remedy="give a pattern of module paths, as layers.*.mlp"
-            )
-    if sort is None:
-        return rows
-    names = [name for name, _ in rows[0].figures]
+        fitting = {(str(call.site.path), call.site.index) for call in select_calls(program, where)}
+        rows = [replace(row, depth=1) for row in rows if row.depth and (row.path, row.index) in fitting]
+    return replace(report, rows=tuple(rows if sort is None else _sorted(rows, sort)))
+
+
+def _sorted(rows: list[ModuleRow], sort: str) -> list[ModuleRow]:
+    names = [name for name, _ in rows[0].figures] if rows else [sort]
     if sort not in (*names, "parameters"):
         raise UsageError(f"there is no figure {sort!r}", remedy=f"sort by parameters, {', '.join(names)}")
     flat = [replace(row, depth=min(row.depth, 1)) for row in rows]
@@ -178,7 +178,7 @@ def plain_row(row: ModuleRow) -> dict[str, Any]:
 
 
 def _cells(rows: Sequence[ModuleRow]) -> tuple[list[str], list[list[str]]]:
-    names = [name for name, _ in rows[0].figures if name != _UNSHOWN]
+    names = [name for name, _ in rows[0].figures if name not in _UNSHOWN]
     counts = counted(rows)
     heads = ["module call", "class", *counts, *names]
     lines = []

@@ -20,12 +20,14 @@ const HINTS: Record<string, string> = {
   optimizer: "operations that update its parameters",
   parameters: "numbers that it trains, shared ones once",
   bytes_moved: "bytes that its operations read and write, each by itself",
+  intensity: "FLOPs for each byte that is read or written",
   kept_bytes: "bytes of activations that the backward keeps of its forward",
+  kept_of_unknown_size: "values kept of which nobody knows the size: workspaces of kernels",
   recomputing_saves: "bytes kept less if this call alone were in a checkpoint; more, below zero",
   recomputing_flops: "FLOPs that it would compute again then",
   microseconds: "what a named device takes at least, by a roofline",
 };
-const UNSHOWN = new Set(["parameter_bytes"]);
+const UNSHOWN = new Set(["parameter_bytes", "bytes_read", "bytes_written"]);
 
 export function figuresOf(tree: Tree, metric: Metric): Figure[] {
   const keys = [...new Set(tree.programs.flatMap((program) => Object.keys(program.figures)))];

@@ -197,6 +197,24 @@ def _is_meant(wanted: Selection, site: CallSite) -> bool:
     return site.index == wanted.index and (wanted.path is None or wanted.path.matches(site.path))
 
 
+def select_calls(program: "FlatProgram", pattern: str) -> list[Call]:
+    """The calls that a pattern names, by path, number or class, and that hold an operation that fits the
+    rest of it; raises `SelectionError` naming near misses when there is none."""
+    wanted, calls = parse(pattern, program.calls), program.calls
+    named = [call for call in calls if wanted.path is None or wanted.path.matches(call.site.path)]
+    named = [call for call in named if wanted.index in (None, call.site.index)]
+    named = [call for call in named if wanted.type is None or fnmatchcase(call.site.type, wanted.type)]
+    if not named:
+        raise SelectionError(f"no call fits {pattern!r}", remedy=near_paths(pattern, calls))
+    if (wanted.operation, wanted.phase, wanted.said, wanted.mark, wanted.kind) == (None,) * 5:
+        return named
+    sites = {site for node in select(program, pattern) for site in origin_of(node).calls}
+    holding = {number for site in sites for number in calls.around(site)}
+    if found := [call for call in named if call.number in holding]:
+        return found
+    raise SelectionError(f"no call fits {pattern!r}", why="what fits it is in no call")
+
+
 def _paths_above(number: int, calls: Calls) -> Iterable[ModulePath]:
     for caller in calls.chain(calls.rows[number]):
         yield from caller.site.path.prefixes()
