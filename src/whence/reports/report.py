@@ -36,14 +36,14 @@ _UNKNOWN = "kept of unknown size"
 class Report(OpensInNotebook, AsJSON):
     """The calls of a program in order: operations, parameters, FLOPs by phase, bytes moved and bytes kept.
 
-    Figures include the calls inside. `intensity` is FLOPs for each byte that is read or written; `bytes read`
-    and `bytes written`, which are together `bytes moved`, are in data and CSV alone. `kept bytes` are what
-    the backward reads of what was made in a call; `kept of unknown size` counts kept values that are not in
-    them, workspaces of kernels that are not measured, where there are any. `recomputing saves` are the bytes kept
-    less if that call alone were in a checkpoint (without reentrance), below zero where it keeps more than it
-    saves: its arguments are kept then, and what only its own derivatives read is not. `recomputing FLOPs` are
-    what it computes again: its forward up to the last value that is saved in it. `ok` says that every
-    operator's FLOPs are known.
+    Figures include the calls inside. `intensity` is FLOPs for each byte that is read or written; `bytes
+    read` and `bytes written`, which are together `bytes moved`, are in data and CSV alone. `kept bytes` are
+    what the backward reads of what was made in a call; `kept of unknown size` counts kept values that are
+    not in them, workspaces of kernels that are not measured, where there are any. `recomputing saves` are
+    the bytes kept less if that call alone were in a checkpoint (without reentrance), below zero where it
+    keeps more than it saves: its arguments are kept then, and what only its own derivatives read is not.
+    `recomputing FLOPs` are what it computes again: its forward up to the last value that is saved in it.
+    `ok` says that every operator's FLOPs are known.
     """
 
     program: str
