@@ -266,12 +266,14 @@ class Program(Reported):
     ) -> Values:
         """Run the graph on these arguments and the captured tensors, with values on the way; nothing changes.
 
-        `read` names nodes, calls of modules (`"layers.3.mlp"`, `"lin@1"`: what they returned) and patterns of
-        `select`; forward, backward and optimizer alike. `patch` gives a node or what a call returned another
-        value, or a function that makes one of it; what comes later, also in the backward, is computed from
-        that. A tangent is one everywhere unless `inputs` gives it, by name or path, as it does other inputs
-        (state of an optimizer, another weight). Raises `SelectionError` for what is not there, `CallError`
-        for arguments that do not fit, `UsageError` for inputs without a value and patches of another shape.
+        `read` names nodes, modules (`"layers.3.mlp"`: what it returned, of each call where there are
+        several), calls (`"lin@0"`) and patterns of `select` (`"type=Linear"`, `"layers.* :: backward"`);
+        forward, backward and optimizer alike. What may mean several is read as a dictionary, by call or by
+        name of node. `patch` gives all that a key means another value, or a function that makes one of what
+        was there; what comes later, also in the backward, is computed from that. A tangent is one everywhere
+        unless `inputs` gives it, by name or path, as it does other inputs (state of an optimizer, another
+        weight). Raises `SelectionError` for what is not there, `CallError` for arguments that do not fit,
+        `UsageError` for inputs without a value and patches of another shape.
         """
         program = fitting(self, args, kwargs)
         return run(program, args, kwargs, read=read, patch=patch or {}, inputs=inputs or {})

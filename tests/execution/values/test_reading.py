@@ -116,9 +116,45 @@ def test_second_call_of_a_module() -> None:
             return result
 
     model = Twice()
-    values = whence.capture(model, (X,)).run((X,), read=["lin", "lin@1"])
-    assert torch.equal(values["lin"], model.lin(X))
-    assert torch.equal(values["lin@1"], model(X))
+    program = whence.capture(model, (X,))
+    calls = list(program.calls)
+    values = program.run((X,), read=["lin@0", "lin@1", "lin", "type=Linear", calls[1], calls[2].site])
+    first, second = model.lin(X), model(X)
+    assert torch.equal(values["lin@0"], first) and torch.equal(values[calls[1]], first)
+    assert torch.equal(values["lin@1"], second) and torch.equal(values[calls[2].site], second)
+    for key in ("lin", "type=Linear"):
+        assert [*values[key]] == ["lin", "lin@1"]
+        assert torch.equal(values[key]["lin"], first) and torch.equal(values[key]["lin@1"], second)
+
+
+@pytest.mark.parametrize(
+    ("key", "names"),
+    [
+        ("layers.*.mlp", ["layers.0.mlp", "layers.1.mlp"]),
+        ("layers.0.*lp", ["layers.0.mlp"]),
+        ("type=ReLU", ["layers.0.mlp.1", "layers.1.mlp.1"]),
+        ("*.*@0", ["layers.0", "layers.1"]),
+    ],
+)
+def test_patterns_of_calls_read_and_patch_all_of_them(key: str, names: list[str]) -> None:
+    """In a dictionary by call, however many fit; a patch is as a hook on each in eager."""
+    model = Stack()
+    program = whence.capture(model, (X,), backward=sine_loss)
+    values = program.run((X,), read=key)[key]
+    assert [*values] == names
+    assert all(torch.equal(values[name], hooked(model, name, (X,), {})) for name in names)
+    found = program.run((X,), patch={key: lambda value: value * 2}).outputs
+    for name in names:
+        model.get_submodule(name).register_forward_hook(lambda _module, _args, value: value * 2)
+    (row,) = program.signature.outputs_of(whence.OutputKind.USER)
+    assert torch.equal(found[row.name], model(X))
+
+
+def test_patterns_of_operations_are_patched() -> None:
+    """Each operation by itself."""
+    program = whence.capture(lambda x: x.relu().sin().relu(), (X,))
+    (result,) = program.run((X,), patch={"** :: aten.relu": torch.neg}).outputs.values()
+    assert torch.equal(result, -(-X.relu()).sin().relu())
 
 
 def test_what_does_not_fit_is_named() -> None:
@@ -130,8 +166,10 @@ def test_what_does_not_fit_is_named() -> None:
         program.run((X, X))
     with pytest.raises(whence.UsageError, match=r"gives f32\[1\], and there was f32\[3, 4\]"):
         program.run((X,), patch={"relu": torch.zeros(1)})
-    with pytest.raises(whence.UsageError, match="no one value"):
+    with pytest.raises(whence.UsageError, match=r"gives f32\[1\], and there was f32"):
         program.run((X,), patch={"** :: aten.relu": torch.zeros(1)})
+    with pytest.raises(whence.SelectionError, match="no call fits"):
+        program.run((X,), read="head@3")
     with pytest.raises(whence.SelectionError):
         program.run((X,), inputs={"nowhere": X})
 

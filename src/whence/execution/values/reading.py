@@ -10,12 +10,15 @@ from whence._torch.pytrees import tree_flatten
 from whence.errors import SelectionError, UsageError
 from whence.execution.values.walk import Patch, inputs_of, walk
 from whence.program import Call, FlatProgram, Named, Structure
-from whence.program.queries.selecting import SEPARATOR
+from whence.program.queries.selecting import SEPARATOR, TYPE, select_calls
 from whence.program.signature import describe
 from whence.provenance import CallSite
 
 ValueKey = str | fx.Node | CallSite | Call
-"""A node or its name, a call of a module (`layers.3.mlp`, `lin@1`), or a pattern as `select` takes it."""
+"""A node or its name, the path of a module, a call (`lin@1`), or a pattern as `select` takes it."""
+
+_OF_SEVERAL = ("*", "?", "[", TYPE)
+_OF_PATTERNS = (*_OF_SEVERAL, "@")
 
 
 @dataclass(frozen=True, repr=False)
@@ -24,7 +27,8 @@ class Values:
 
     `outputs` are what it returns by the names of the signature's outputs: results, loss, gradients and new
     values of what is written. `read` is what was asked for: the value of a node; for a call what it returned,
-    in its own structure; for a pattern a dictionary by name of node.
+    in its own structure. For what may mean several it is a dictionary: by call (`lin`, `lin@1`) for a module
+    that is called more than once and for patterns of calls, by name of node for patterns of operations.
     """
 
     outputs: Mapping[str, Any]
@@ -49,41 +53,77 @@ def run(
 ) -> Values:
     """What the program computes on these arguments; nothing is changed."""
     keys = [read] if isinstance(read, (str, fx.Node, CallSite, Call)) else read
-    wanted = {name_of(each): _target(program, each) for each in keys}
+    wanted = {name_of(each): _meant(program, each) for each in keys}
     patches = dict(_patches(program, patch))
     returned = [row for row in program.signature.outputs if row.node is not None]
-    names = {name for target in wanted.values() for name in _names(target)}
-    patched = {name for each in patch for name in _names(_target(program, each))}
+    names = {name for each in wanted.values() for name in each.names}
+    patched = {name for each in patch for name in _meant(program, each).names}
     keep = frozenset(names | patched | {str(row.node) for row in returned})
     values: Mapping[str, Any] = {}
     for _, now in walk(program, inputs_of(program, args, kwargs, inputs), patches=patches, keep=keep):
         values = now
     rows = program.signature.outputs
     found = {row.name: row.value if row.node is None else values[row.node] for row in rows}
-    return Values(found, {name: _filled(target, values) for name, target in wanted.items()})
+    return Values(found, {name: each.filled(values) for name, each in wanted.items()})
 
 
 def name_of(key: ValueKey) -> str:
     """The text under which something that was asked for is found."""
-    if isinstance(key, Call):
-        return str(key.site)
+    if isinstance(key, (CallSite, Call)):
+        site = key.site if isinstance(key, Call) else key
+        return f"{site.path}@{site.index}"  # the path alone may mean several
     return key.name if isinstance(key, fx.Node) else str(key)
 
 
-def _target(program: FlatProgram, key: ValueKey) -> str | Structure | list[str]:
-    """The node, the structure of nodes, or the nodes that are meant."""
-    if isinstance(key, str) and SEPARATOR in key:
-        nodes = [node.name for node in program.select(key) if node.graph is program.graph]
-        if not nodes:
-            raise _of_a_branch(key)
-        return nodes
-    name = name_of(key)
-    call = next((call for call in program.calls if str(call.site) == name), None)
-    if isinstance(key, fx.Node) or call is None:
-        return program.node(name).name
-    if call.outputs is None:
-        raise _of_a_branch(call.label)
-    return call.outputs
+Target = str | Structure
+"""A node, or the structure of the nodes that a call returned."""
+
+
+@dataclass(frozen=True)
+class _Meant:
+    """What a key means: values by name of node or call; one alone where it can mean no other."""
+
+    targets: Mapping[str, Target]
+    alone: bool
+
+    @property
+    def names(self) -> set[str]:
+        return {name for target in self.targets.values() for name in _names(target)}
+
+    def filled(self, values: Mapping[str, Any]) -> Any:
+        found = {name: _filled(target, values) for name, target in self.targets.items()}
+        return next(iter(found.values())) if self.alone else found
+
+
+def _meant(program: FlatProgram, key: ValueKey) -> _Meant:
+    if isinstance(key, (CallSite, Call)):
+        site = key.site if isinstance(key, Call) else key
+        return _calls([program.calls.at(str(site.path), site.index)], alone=True)
+    if isinstance(key, fx.Node):
+        return _Meant({key.name: program.node(key.name).name}, alone=True)
+    if calls := [call for call in program.calls if str(call.site.path) == key]:
+        return _calls(calls, alone=len(calls) == 1)
+    if SEPARATOR in key or ("=" in key and not key.startswith(TYPE)):
+        return _nodes(program, key)
+    if not any(sign in key for sign in _OF_PATTERNS):
+        return _Meant({key: program.node(key).name}, alone=True)
+    calls = select_calls(program, key)
+    return _calls(calls, alone=len(calls) == 1 and not any(sign in key for sign in _OF_SEVERAL))
+
+
+def _calls(calls: Sequence[Call], *, alone: bool) -> _Meant:
+    """What they returned; calls in branches and loops hand out nothing that the program has."""
+    found = {str(call.site): call.outputs for call in calls if call.outputs is not None}
+    if not found:
+        raise _of_a_branch(calls[0].label)
+    return _Meant(found, alone)
+
+
+def _nodes(program: FlatProgram, pattern: str) -> _Meant:
+    names = [node.name for node in program.select(pattern) if node.graph is program.graph]
+    if not names:
+        raise _of_a_branch(pattern)
+    return _Meant({name: name for name in names}, alone=False)
 
 
 def _of_a_branch(what: str) -> SelectionError:
@@ -93,31 +133,27 @@ def _of_a_branch(what: str) -> SelectionError:
     )
 
 
-def _names(target: str | Structure | list[str]) -> Sequence[str]:
-    if isinstance(target, Structure):
-        return target.names
-    return [target] if isinstance(target, str) else target
+def _names(target: Target) -> Sequence[str]:
+    return target.names if isinstance(target, Structure) else [target]
 
 
-def _filled(target: str | Structure | list[str], values: Mapping[str, Any]) -> Any:
-    if isinstance(target, Structure):
-        return target.filled(dict(values))
-    return values[target] if isinstance(target, str) else {name: values[name] for name in target}
+def _filled(target: Target, values: Mapping[str, Any]) -> Any:
+    return target.filled(dict(values)) if isinstance(target, Structure) else values[target]
 
 
 def _patches(program: FlatProgram, patch: Mapping[Any, Any]) -> Iterator[tuple[str, Patch]]:
     order = {node.name: at for at, node in enumerate(program.graph.nodes)}
     for key, new in patch.items():
-        target = _target(program, key)
-        if not (names := _names(target)) or isinstance(target, list):
-            raise UsageError(
-                f"{name_of(key)} cannot be patched: it is no one value of the program",
-                remedy="name a node, or a call that returns a tensor",
-            )
-        yield max(names, key=order.__getitem__), _replacing(name_of(key), target, new)
+        for what, target in _meant(program, key).targets.items():
+            if not (names := _names(target)):
+                raise UsageError(
+                    f"{what} cannot be patched: it is no value of the program",
+                    remedy="name a node, or a call that returns a tensor",
+                )
+            yield max(names, key=order.__getitem__), _replacing(what, target, new)
 
 
-def _replacing(what: str, target: str | Structure, new: Any) -> Patch:
+def _replacing(what: str, target: Target, new: Any) -> Patch:
     """The values that take the place of a node's, or of what a call returned."""
     make: Callable[[Any], Any] = new if callable(new) and not isinstance(new, Tensor) else lambda _: new
 
