@@ -246,7 +246,7 @@ def _formulas(program: FlatProgram, nodes: Iterable[tuple[fx.Node, NodeCost]]) -
     """The totals over the names of open sizes, where there are any."""
     terms: dict[str, Counter[Any]] = {}
     unknown = set[str]()
-    opened = {node for node in program.nodes() if _is_open(node.meta.get("val"))}
+    opened = {node for node in program.nodes() if is_open(node.meta.get("val"))}
     if not opened:
         return {}
     for node, cost in nodes:
@@ -266,7 +266,8 @@ def _formulas(program: FlatProgram, nodes: Iterable[tuple[fx.Node, NodeCost]]) -
     return {name: spelled_sum(found) for name, found in terms.items() if name not in unknown}
 
 
-def _is_open(value: Any) -> bool:
+def is_open(value: Any) -> bool:
+    """Whether a value has open sizes, or is one."""
     leaves = [value] if isinstance(value, Tensor) and not is_composed(value) else tree_flatten(value)[0]
     return any(has_open_sizes(leaf) if isinstance(leaf, Tensor) else is_symbolic(leaf) for leaf in leaves)
 

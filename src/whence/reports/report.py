@@ -20,10 +20,9 @@ from whence.program.queries.plain import AsJSON
 from whence.program.queries.selecting import select_calls
 from whence.reports.cost import RECOMPUTED, Cost, cost_of, data_named
 from whence.reports.devices import Device
-from whence.reports.memory import Memory, Storages, memory_in
+from whence.reports.memory import Memory, Storages, memory_in, recomputing_of
 from whence.reports.modules import FoldedRow, ModuleRow, count_cells, counted, folded, module_report
 from whence.reports.numbers import scaled
-from whence.reports.recomputing import recomputing_of
 from whence.schema import Phase
 
 _WIDTH = 200

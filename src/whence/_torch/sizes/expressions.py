@@ -136,6 +136,20 @@ def spelled_sum(terms: Mapping[Any, int]) -> str:
     return spell(sympy.expand(sympy.Add(*(term * count for term, count in terms.items()))), {})
 
 
+def terms_of(found: Any) -> dict[Any, int]:
+    """An expression over sizes as a sum: what is added up, and how often."""
+    terms = sympy.expand(sympy.sympify(found)).as_coefficients_dict()
+    return {term: int(count) for term, count in terms.items()}
+
+
+def is_multiple(term: Any, other: Any) -> bool:
+    """Whether one term is another, times sizes."""
+    factors = (term / other).as_powers_dict() if term != other else {}
+    return all(
+        (base.is_Symbol and power.is_integer and power > 0) or base == 1 for base, power in factors.items()
+    )
+
+
 def spell(found: Any, names: Mapping[Any, str]) -> str:
     """A sympy expression as Python source."""
     text: str = _Printer(names).doprint(found)

@@ -185,6 +185,16 @@ def spelled_sum(terms: Mapping[Any, int]) -> str:
     return _expressions().spelled_sum(terms)  # type: ignore[no-any-return]
 
 
+def terms_of(found: Any) -> dict[Any, int]:
+    """A number, or such an expression, as a sum: what is added up, and how often."""
+    return _expressions().terms_of(found)  # type: ignore[no-any-return]
+
+
+def is_multiple(term: Any, other: Any) -> bool:
+    """Whether what is added up is at least another, whatever the sizes are: it is that, times sizes."""
+    return _expressions().is_multiple(term, other)  # type: ignore[no-any-return]
+
+
 class UnknownAtHand(LookupError):
     """A size that is not known before the program runs; its message is the size's name."""
 

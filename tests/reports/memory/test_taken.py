@@ -242,6 +242,20 @@ def test_producer_and_consumer_are_named() -> None:
     assert whence.capture(model, (X,)).memory().kept == ()
 
 
+@pytest.mark.parametrize("name", ["llama", "gru"])
+def test_consumers_are_operations_that_use_the_value(name: str) -> None:
+    """All of them, and no view of the value, which others read."""
+    found = case(name)
+    model, args, kwargs = found.make()
+    program = whence.capture(model, args, kwargs, backward=found.loss)
+    views = {torch.ops.aten.detach.default, torch.ops.aten.view.default, torch.ops.aten.t.default}
+    for row in program.memory().kept:
+        nodes = list(map(program.node, row.consumers))
+        assert nodes[0].name == row.consumer and views.isdisjoint(node.target for node in nodes)
+        assert all(program.where(node).phase == "backward" for node in nodes)
+    assert any(len(row.consumers) > 1 for row in program.memory().kept)
+
+
 def test_sizes_are_not_kept() -> None:
     """Numbers that the backward reads take no memory."""
     program = whence.capture(

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import whence
 from tests.models import ModelCase, case
-from tests.reports.test_memory import saved_by_eager
+from tests.reports.memory.test_taken import saved_by_eager
 from whence.reports.flops import OWN
 
 

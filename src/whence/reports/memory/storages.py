@@ -1,19 +1,15 @@
-"""What memory a program takes: what the backward keeps of the forward, and the peak by liveness.
+"""Which values of a program share memory, how much, and from where to where it is needed.
 
 Memory is counted by storages: a view is no memory of its own, nor is what is written in place. A storage
 lives from the node that makes it to the last one that reads it, or a view of it; inputs live throughout, and
 what is returned to the end. That is the program's own order, in which each operation has all its results
 beside its arguments. Storages are held as autograd holds them: what a derivative reads goes when all of the
 derivative is there, and gradients are summed in the memory of the first one where nobody else reads that.
-What kernels need for themselves meanwhile, and what of it they keep for the backward, is in no shape: it is
-named (`gaps`), or measured, where somebody asks for that and the kernels are those of this CPU: each runs
-once on zeros. What an allocator rounds up is not counted.
 """
 
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import groupby
 from typing import Any, NamedTuple
@@ -28,120 +24,14 @@ from whence._torch.operators.table import said_of
 from whence._torch.sizes.symbols import SYMBOLIC, size_at
 from whence.dependence.asking import Failed, attempt
 from whence.program import FlatProgram
-from whence.program.node_records import origin_of, place_of, record_of
+from whence.program.node_records import origin_of, record_of
 from whence.program.queries.marks import READS_NO_VALUE
-from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import AsJSON
-from whence.reports.cost import checked_sizes, data_named, viewed_argument
-from whence.reports.flops import bytes_at, held_graphs, is_branch, shape_at
-from whence.reports.numbers import scaled
-from whence.schema import InputKind, OutputKind, Phase, Quality
+from whence.reports.cost import viewed_argument
+from whence.reports.flops import bytes_at, held_graphs, is_branch, open_bytes, shape_at
+from whence.schema import OutputKind, Phase, Quality
 
-_KINDS = {
-    InputKind.PARAMETER: "parameters",
-    InputKind.BUFFER: "buffers",
-    InputKind.CONSTANT: "buffers",
-    InputKind.OPTIMIZER_STATE: "optimizer state",
-}
-
-_SHOWN = 5
 _HAVE_WORKSPACES = re.compile(r"convolution|conv\w*\dd|rnn|lstm|gru|batch_norm_backward")
 """Operators whose kernels unfold or lay out their arguments in memory of their own."""
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A value of the forward that the backward reads: the call and line that made it, who reads it first.
-
-    One that is not `known` is the workspace of a kernel: nobody knows its size, and it counts as none.
-    """
-
-    node: str
-    operation: str
-    call: str
-    line: str
-    consumer: str
-    reads: str
-    bytes: int
-    known: bool = True
-
-
-@dataclass(frozen=True, repr=False)
-class Memory(OpensInNotebook, AsJSON):
-    """The memory of a program, in bytes.
-
-    `kept` are the activations that the backward reads, largest first; weights and inputs are there anyway.
-    `peak` is the most that is alive at once, `at` the node that runs then, `where` its call and line, and
-    `parts` what it consists of: parameters, buffers, inputs, optimizer state, gradients, activations,
-    temporaries. `timeline` says for each node how much is alive while it runs. `gaps` names what takes memory
-    besides that nobody knows, with how often it occurs: it counts as none.
-    """
-
-    kept: tuple[Kept, ...]
-    peak: int
-    at: str
-    where: str
-    parts: Mapping[str, int]
-    timeline: tuple[tuple[str, int], ...]
-    gaps: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def kept_bytes(self) -> int:
-        """All that is kept for the backward."""
-        return sum(row.bytes for row in self.kept)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        plain = {"parts": dict(self.parts), "gaps": dict(self.gaps), "kept_bytes": self.kept_bytes}
-        return {**asdict(self), **plain}
-
-    def __repr__(self) -> str:
-        return f"<Memory: {scaled(self.kept_bytes)}B kept, peak {scaled(self.peak)}B>"
-
-    def __str__(self) -> str:
-        """The peak and what it consists of, and the largest of what is kept, equal ones together."""
-        parts = ", ".join(f"{kind} {scaled(size)}B" for kind, size in sorted(self.parts.items()) if size)
-        alike: dict[tuple[str, str, int], list[Kept]] = {}
-        for row in self.kept:
-            alike.setdefault((row.operation, row.line, row.bytes), []).append(row)
-        largest = sorted(alike.values(), key=lambda rows: (rows[0].known, -sum(row.bytes for row in rows)))
-        least = "at least " if self.gaps else ""
-        peak = f"peak {least}{scaled(self.peak)}B while {self.at} runs ({self.where}): {parts}"
-        besides = [f"memory not known: {gap} (× {count})" for gap, count in self.gaps.items()]
-        return "\n".join([peak, *map(_kept_line, largest[:_SHOWN]), *besides])
-
-
-def _kept_line(rows: Sequence[Kept]) -> str:
-    first, times = rows[0], f" × {len(rows)}" if len(rows) > 1 else ""
-    place = f"{first.call}{' …' if times else ''}, {first.line}"
-    size = f"{scaled(first.bytes)}B" if first.known else "of unknown size"
-    return f"kept {size}{times}: {first.operation} in {place}, which {first.reads}"
-
-
-def memory_of(
-    program: FlatProgram, sizes: Mapping[str, int] | None = None, *, measure: bool = False
-) -> Memory:
-    """Read from shapes alone; nothing runs, but for kernels that are to be measured."""
-    with data_named():
-        return memory_in(Storages(program, checked_sizes(program, sizes), measured={} if measure else None))
-
-
-def memory_in(storages: "Storages") -> Memory:
-    timeline, top = [], (-1, 0)
-    for at, alive in enumerate(_alive(storages)):
-        timeline.append((storages.nodes[at].name, alive))
-        top = max(top, (alive, -at))
-    peak, at = top[0], -top[1]
-    node = storages.nodes[at]
-    return Memory(
-        kept=tuple(sorted(_kept(storages), key=lambda row: (-row.bytes, row.node))),
-        peak=peak,
-        at=node.name,
-        where=str(place_of(node)),
-        parts=_parts(storages, at),
-        timeline=tuple(timeline),
-        gaps=_gaps(storages),
-    )
 
 
 class BackwardRead(NamedTuple):
@@ -266,13 +156,22 @@ class Storages:
         kernel = self.kernel(row_of(node)) if _is_workspace(node) else None
         return bytes_at(value, self._sizes) if kernel is None else kernel.results[node.args[1]]  # type: ignore[index]
 
+    def open_size(self, node: fx.Node) -> Any:
+        """The bytes of a storage over the names of open sizes."""
+        return open_bytes(node.meta["val"]) if self.size[node] else 0
+
+    @property
+    def has_more_than_shapes_say(self) -> bool:
+        """Whether graphs inside take memory, or kernels were measured, at sizes that are numbers."""
+        return self._measured is not None or any(any(held_graphs(node)) for node in self.nodes)
+
     def is_unknown(self, node: fx.Node) -> bool:
         """Whether nobody knows what memory a value takes."""
         return _is_workspace(node) and self.kernel(row_of(node)) is None
 
     def kernel(self, node: fx.Node) -> KernelMemory | None:
         """What the kernel of an operation took when it ran; None where it did not, or could not."""
-        if self._measured is None or not _has_memory_of_its_own(node):
+        if self._measured is None or not has_memory_of_its_own(node):
             return None
         given: Any = fx.map_arg((node.args, node.kwargs), self._argument)
         key = repr((node.target, given))
@@ -324,18 +223,25 @@ class Storages:
     def meanwhile(self, node: fx.Node) -> int:
         """The bytes that are there only while a node runs: items that nobody reads, and what is inside."""
         row, kernel = node.meta.get("val"), self.kernel(node)
-        beside = 0 if kernel is None else kernel.beside
-        if not isinstance(row, (tuple, list)) or viewed_argument(node.target) is not None:
-            return beside
-        read = {user.args[1] for user in node.users if op_name(user.target) == "getitem"}
-        unread = beside + sum(bytes_at(item, self._sizes) for at, item in enumerate(row) if at not in read)
+        unread = bytes_at(self._unread(node), self._sizes) + (0 if kernel is None else kernel.beside)
         inside = max((self._inside(graph) for _, graph in held_graphs(node)), default=0)
         if not is_branch(node):  # what the trip before it made is there beside it
             return unread + inside
         return unread + max(0, inside - bytes_at(row, self._sizes))
 
+    def open_unread(self, node: fx.Node) -> Any:
+        """The bytes of items that nobody reads, over the names of open sizes."""
+        return open_bytes(self._unread(node))
+
+    def _unread(self, node: fx.Node) -> list[Any]:
+        row = node.meta.get("val")
+        if not isinstance(row, (tuple, list)) or viewed_argument(node.target) is not None:
+            return []
+        read = {user.args[1] for user in node.users if op_name(user.target) == "getitem"}
+        return [item for at, item in enumerate(row) if at not in read]
+
     def _inside(self, graph: fx.GraphModule) -> int:
-        return max(_alive(Storages(self.program, self._sizes, graph, self._measured)), default=0)
+        return max(alive_in(Storages(self.program, self._sizes, graph, self._measured)), default=0)
 
 
 def _is_grad(node: fx.Node) -> bool:
@@ -364,7 +270,7 @@ def row_of(node: fx.Node) -> fx.Node:
     return node.args[0] if is_item else node  # type: ignore[return-value]
 
 
-def _alive(storages: Storages) -> Iterator[int]:
+def alive_in(storages: Storages) -> Iterator[int]:
     """The bytes that are alive while each node runs."""
     inputs = [node for node in storages.nodes if node.op != "call_function"]
     alive = sum(storages.size.get(node, 0) for node in inputs)
@@ -378,7 +284,7 @@ def _alive(storages: Storages) -> Iterator[int]:
         alive -= ends[at]
 
 
-def _has_memory_of_its_own(node: fx.Node) -> bool:
+def has_memory_of_its_own(node: fx.Node) -> bool:
     return node.op == "call_function" and bool(_HAVE_WORKSPACES.search(op_name(node.target)))
 
 
@@ -386,51 +292,3 @@ def _is_workspace(node: fx.Node) -> bool:
     """Whether a value is what a kernel keeps for its backward, in a size that no shape says."""
     row = row_of(node)
     return row is not node and said_of(row.target).workspace == node.args[1]
-
-
-def _gaps(storages: Storages) -> dict[str, int]:
-    """What kernels keep for themselves while they run, and checkpoints beside their arguments."""
-    found = Counter[str]()
-    for node in storages.nodes:
-        if _has_memory_of_its_own(node) and storages.kernel(node) is None:
-            found[f"{op_name(node.target)}: what its kernel needs meanwhile"] += 1
-        if storages.is_unknown(node):
-            found[f"{op_name(row_of(node).target)}: the workspace that it keeps for the backward"] += 1
-    if any(origin_of(node).recomputed for node in storages.nodes):
-        found["checkpoint: the states of generators that it keeps"] = 1
-    return dict(found)
-
-
-def _kept(storages: Storages) -> Iterator[Kept]:
-    for base, ((maker, source, node), *_) in storages.readings.items():
-        yield Kept(
-            node=maker.name,
-            operation=op_name(maker.target),
-            call=place_of(maker).module or "the model's own code",
-            line=place_of(maker).line or "",
-            consumer=node.name,
-            reads=f"{op_name(node.target)} reads as {source.name}",
-            bytes=storages.size.get(base, 0),
-            known=not storages.is_unknown(base),
-        )
-
-
-def _parts(storages: Storages, at: int) -> dict[str, int]:
-    program = storages.program
-    rows = (*program.signature.inputs, *program.signature.attributes)
-    kinds = {row.name: _KINDS.get(row.kind, "inputs") for row in rows}
-    returned = [row.node for row in program.signature.outputs_of(OutputKind.GRADIENT) if row.node]
-    held = (*map(program.node, returned), *storages.grads)
-    gradients = {base for node in held for base in storages.bases[node]}
-    parts = {"temporaries": storages.meanwhile(storages.nodes[at])}
-    for node, size in storages.size.items():
-        if storages.last[node] < at or (node.op == "call_function" and storages.first[node] > at):
-            continue
-        if node.op != "call_function":
-            kind = kinds.get(node.name, "inputs")
-        elif node in gradients:
-            kind = "gradients"
-        else:
-            kind = "activations" if node in storages.readings else "temporaries"
-        parts[kind] = parts.get(kind, 0) + size
-    return parts

@@ -17,7 +17,7 @@ from whence.program import Calls
 from whence.program.node_records import origin_of
 from whence.provenance.places import ancestors, common_ancestor
 from whence.reports.cost import Cost
-from whence.reports.memory import Storages, is_made, row_of
+from whence.reports.memory.storages import Storages, is_made, row_of
 from whence.schema import Phase
 
 

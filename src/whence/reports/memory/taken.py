@@ -1,0 +1,192 @@
+"""What memory a program takes: what the backward keeps of the forward, and the peak by liveness.
+
+What kernels need for themselves meanwhile, and what of it they keep for the backward, is in no shape: it is
+named (`gaps`), or measured, where somebody asks for that and the kernels are those of this CPU: each runs
+once on zeros. What an allocator rounds up is not counted.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from whence._torch.operators.schemas import op_name
+from whence.program import FlatProgram
+from whence.program.node_records import origin_of, place_of
+from whence.program.queries.notebook import OpensInNotebook
+from whence.program.queries.plain import AsJSON
+from whence.reports.cost import checked_sizes, data_named
+from whence.reports.memory.formulas import formulas_in
+from whence.reports.memory.storages import Storages, alive_in, has_memory_of_its_own, row_of
+from whence.reports.numbers import scaled
+from whence.schema import InputKind, OutputKind
+
+_KINDS = {
+    InputKind.PARAMETER: "parameters",
+    InputKind.BUFFER: "buffers",
+    InputKind.CONSTANT: "buffers",
+    InputKind.OPTIMIZER_STATE: "optimizer state",
+}
+
+_SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A value of the forward that the backward reads: the call and line that made it, and who reads it.
+
+    `consumers` are the operations that read it, in order, through views of it, and `consumer` is the first.
+
+    One that is not `known` is the workspace of a kernel: nobody knows its size, and it counts as none.
+    """
+
+    node: str
+    operation: str
+    call: str
+    line: str
+    consumer: str
+    reads: str
+    bytes: int
+    known: bool = True
+    consumers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
+class Memory(OpensInNotebook, AsJSON):
+    """The memory of a program, in bytes.
+
+    `kept` are the activations that the backward reads, largest first; weights and inputs are there anyway.
+    `peak` is the most that is alive at once, `at` the node that runs then, `where` its call and line, and
+    `parts` what it consists of: parameters, buffers, inputs, optimizer state, gradients, activations,
+    temporaries. `timeline` says for each node how much is alive while it runs. `gaps` names what takes memory
+    besides that nobody knows, with how often it occurs: it counts as none. Where sizes are open, `formulas`
+    are `kept bytes` and `peak bytes` over their names, as Python source. Where the peak is may depend on
+    sizes: `peaks` says for each node that can have it what is alive then; it is the largest of them, for
+    sizes of one and more, and in `formulas` if it is one alone.
+    """
+
+    kept: tuple[Kept, ...]
+    peak: int
+    at: str
+    where: str
+    parts: Mapping[str, int]
+    timeline: tuple[tuple[str, int], ...]
+    gaps: Mapping[str, int] = field(default_factory=dict)
+    formulas: Mapping[str, str] = field(default_factory=dict)
+    peaks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def kept_bytes(self) -> int:
+        """All that is kept for the backward."""
+        return sum(row.bytes for row in self.kept)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        plain = {"parts": dict(self.parts), "gaps": dict(self.gaps), "kept_bytes": self.kept_bytes}
+        plain |= {"formulas": dict(self.formulas), "peaks": dict(self.peaks)}
+        return {**asdict(self), **plain}
+
+    def __repr__(self) -> str:
+        return f"<Memory: {scaled(self.kept_bytes)}B kept, peak {scaled(self.peak)}B>"
+
+    def __str__(self) -> str:
+        """The peak and what it consists of, and the largest of what is kept, equal ones together."""
+        parts = ", ".join(f"{kind} {scaled(size)}B" for kind, size in sorted(self.parts.items()) if size)
+        alike: dict[tuple[str, str, int], list[Kept]] = {}
+        for row in self.kept:
+            alike.setdefault((row.operation, row.line, row.bytes), []).append(row)
+        largest = sorted(alike.values(), key=lambda rows: (rows[0].known, -sum(row.bytes for row in rows)))
+        least = "at least " if self.gaps else ""
+        peak = f"peak {least}{scaled(self.peak)}B while {self.at} runs ({self.where}): {parts}"
+        besides = [f"{name}: {formula}" for name, formula in self.formulas.items()]
+        several = f"the peak is at one of {len(self.peaks)} places, by sizes: `memory().peaks` has formulas"
+        besides += [several] if len(self.peaks) > 1 else []
+        besides += [f"memory not known: {gap} (× {count})" for gap, count in self.gaps.items()]
+        return "\n".join([peak, *map(_kept_line, largest[:_SHOWN]), *besides])
+
+
+def _kept_line(rows: Sequence[Kept]) -> str:
+    first, times = rows[0], f" × {len(rows)}" if len(rows) > 1 else ""
+    place = f"{first.call}{' …' if times else ''}, {first.line}"
+    more = f", and {len(first.consumers) - 1} more" if len(first.consumers) > 1 else ""
+    size = f"{scaled(first.bytes)}B" if first.known else "of unknown size"
+    return f"kept {size}{times}: {first.operation} in {place}, which {first.reads}{more}"
+
+
+def memory_of(
+    program: FlatProgram, sizes: Mapping[str, int] | None = None, *, measure: bool = False
+) -> Memory:
+    """Read from shapes alone; nothing runs, but for kernels that are to be measured."""
+    with data_named():
+        return memory_in(Storages(program, checked_sizes(program, sizes), measured={} if measure else None))
+
+
+def memory_in(storages: Storages) -> Memory:
+    timeline, top = [], (-1, 0)
+    formulas, peaks = formulas_in(storages)
+    for at, alive in enumerate(alive_in(storages)):
+        timeline.append((storages.nodes[at].name, alive))
+        top = max(top, (alive, -at))
+    peak, at = top[0], -top[1]
+    node = storages.nodes[at]
+    return Memory(
+        kept=tuple(sorted(_kept(storages), key=lambda row: (-row.bytes, row.node))),
+        peak=peak,
+        at=node.name,
+        where=str(place_of(node)),
+        parts=_parts(storages, at),
+        timeline=tuple(timeline),
+        gaps=_gaps(storages),
+        formulas=formulas,
+        peaks=peaks,
+    )
+
+
+def _gaps(storages: Storages) -> dict[str, int]:
+    """What kernels keep for themselves while they run, and checkpoints beside their arguments."""
+    found = Counter[str]()
+    for node in storages.nodes:
+        if has_memory_of_its_own(node) and storages.kernel(node) is None:
+            found[f"{op_name(node.target)}: what its kernel needs meanwhile"] += 1
+        if storages.is_unknown(node):
+            found[f"{op_name(row_of(node).target)}: the workspace that it keeps for the backward"] += 1
+    if any(origin_of(node).recomputed for node in storages.nodes):
+        found["checkpoint: the states of generators that it keeps"] = 1
+    return dict(found)
+
+
+def _kept(storages: Storages) -> Iterator[Kept]:
+    for base, readings in storages.readings.items():
+        maker, source, node = readings[0]
+        yield Kept(
+            node=maker.name,
+            operation=op_name(maker.target),
+            call=place_of(maker).module or "the model's own code",
+            line=place_of(maker).line or "",
+            consumer=node.name,
+            reads=f"{op_name(node.target)} reads as {source.name}",
+            bytes=storages.size.get(base, 0),
+            known=not storages.is_unknown(base),
+            consumers=tuple(dict.fromkeys(reading.node.name for reading in readings)),
+        )
+
+
+def _parts(storages: Storages, at: int) -> dict[str, int]:
+    program = storages.program
+    rows = (*program.signature.inputs, *program.signature.attributes)
+    kinds = {row.name: _KINDS.get(row.kind, "inputs") for row in rows}
+    returned = [row.node for row in program.signature.outputs_of(OutputKind.GRADIENT) if row.node]
+    held = (*map(program.node, returned), *storages.grads)
+    gradients = {base for node in held for base in storages.bases[node]}
+    parts = {"temporaries": storages.meanwhile(storages.nodes[at])}
+    for node, size in storages.size.items():
+        if storages.last[node] < at or (node.op == "call_function" and storages.first[node] > at):
+            continue
+        if node.op != "call_function":
+            kind = kinds.get(node.name, "inputs")
+        elif node in gradients:
+            kind = "gradients"
+        else:
+            kind = "activations" if node in storages.readings else "temporaries"
+        parts[kind] = parts.get(kind, 0) + size
+    return parts
