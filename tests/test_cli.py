@@ -301,6 +301,7 @@ def test_a_file_stands_in_the_place_of_a_model(tmp_path: Path, capsys: pytest.Ca
     whence.capture(model, (torch.randn(2, 4),)).save(path, weights=False)
     assert main(["show", path]) == OK and "Linear" in capsys.readouterr().out
     assert main(["show", path, "--select", "0"]) == OK and "aten.linear" in capsys.readouterr().out
+    assert main(["show", path, "--history"]) == OK and "as it was captured" in capsys.readouterr().out
     assert main(["report", path]) == OK and "Linear" in capsys.readouterr().out
     assert main(["diff", path, path]) == OK
     assert main(["graph", path]) == OK and "digraph" in capsys.readouterr().out

@@ -100,6 +100,7 @@ def test_the_schema_of_files_is_that_of_the_records() -> None:
         ["demo"],
         ["show", MODEL, "--backward"],
         ["show", MODEL, "--select", "blocks.0.mlp"],
+        ["show", MODEL, "--history"],
         ["report", MODEL],
         ["report", MODEL, "--forward", "--device", "h100"],
         ["diff", MODEL, MODEL, "--forward"],

@@ -89,6 +89,7 @@ COMMANDS = (
             _SAVED,
             _option("--backward", action="store_true", help="the training step, not only the forward"),
             _option("--select", metavar="PATTERN", help="operations that fit path :: operation :: phase"),
+            _option("--history", action="store_true", help="what passes did to it since the capture"),
             _DEPTH,
             _HTML,
             _IMPORT,

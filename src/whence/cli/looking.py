@@ -26,6 +26,9 @@ def show(options: argparse.Namespace, console: Console) -> int:
         write_page(program, options.html)
     if options.select:
         return _show_selection(program, options, console)
+    if options.history:
+        found = program.history
+        return print_json(console, found.to_dict()) if options.json else print_page(console, found)
     report = module_report(program, depth=options.depth)
     if options.json:
         return print_json(console, report.to_dict())

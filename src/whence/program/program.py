@@ -19,8 +19,8 @@ from whence.program.guards.guards import Guards
 from whence.program.layers import Layers, layers_of
 from whence.program.node_records import GraphFacts, constant_origin, facts_in, origin_of
 from whence.program.queries.decisions import DecisionByValue, Draw, decisions_in, draws_in
+from whence.program.queries.history import History
 from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import AsJSON, plain_fields
 from whence.program.queries.printing import page
 from whence.program.queries.selecting import find_input, find_output, select
 from whence.program.queries.shapes import Shapes, shapes_of
@@ -28,29 +28,6 @@ from whence.program.replay import Replays
 from whence.program.signature import Input, Output, Signature
 from whence.provenance import ModulePath, Origin, Source
 from whence.schema import InputKind
-
-
-@dataclass(frozen=True)
-class PassEntry(AsJSON):
-    """One pass: its name, the pass as it is printed, and how many operations it left.
-
-    `added` are those that it made or gave another operation, `removed` those that are gone. What a block of
-    `track` did is not printed: `options` is empty.
-    """
-
-    name: str
-    options: str
-    operations: int
-    added: int
-    removed: int
-
-    def __str__(self) -> str:
-        told = f" ({self.options})" if self.options else ""
-        return f"{self.name}{told}: {self.removed:,} gone, {self.added:,} new, {self.operations:,} operations"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return plain_fields(self, "name", "options", "operations", "added", "removed")
 
 
 @dataclass(frozen=True)
@@ -135,7 +112,7 @@ class FlatProgram(OpensInNotebook):
     guards: Guards = field(default_factory=Guards)
     step: Step | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
-    history: tuple[PassEntry, ...] = ()
+    history: History = History()
     variants: tuple["FlatProgram", ...] = ()
 
     @property

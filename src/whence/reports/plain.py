@@ -47,7 +47,7 @@ def plain(program: FlatProgram) -> dict[str, Any]:
         "calls": [_call(call) for call in program.calls.rows],
         "nodes": [_node(node, program) for node in program.graph.nodes],
         "draws": [plain_fields(row, "node", "operation", "phase", "call", "source") for row in program.draws],
-        "history": [row.to_dict() for row in program.history],
+        "history": program.history.to_dict(),
         "decisions": [_decision(row) for row in program.decisions],
         "guards": program.guards.to_dict(),
     }

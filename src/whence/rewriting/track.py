@@ -12,7 +12,7 @@ from whence._torch.graphs import fake_result, own_copy, replacements_told
 from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageError
 from whence.program import FlatProgram
 from whence.program.arguments.variants import alone
-from whence.program.program import PassEntry
+from whence.program.queries.history import History, PassEntry, changes_of
 from whence.program.wellformed import Broken, shown
 from whence.program.wellformed import faults as rules_broken
 from whence.rewriting.edits.after import After, Told, after
@@ -132,7 +132,7 @@ def _finished(edit: Edit[P], old: WorkingCopy, told: Told) -> P:
         broken = list(carried_faults(old, now))
     if not broken:
         edited = carried(edit.program, old, now, module, sources)
-        edited = edited.with_changes(history=(*edited.history, _entry(edit, old, now, sources)))
+        edited = edited.with_changes(history=History((*edited.history, _entry(edit, old, now, sources))))
         broken = rules_broken(edited)
     if broken:
         raise _error(edit.name, graph, broken)
@@ -142,8 +142,10 @@ def _finished(edit: Edit[P], old: WorkingCopy, told: Told) -> P:
 
 def _entry(edit: Edit[P], old: WorkingCopy, now: After, sources: NodeSources) -> PassEntry:
     left = sum(node.op == "call_function" for node in now.graph.nodes)
-    removed = sum(name not in now.kept for name in old.nodes)
-    return PassEntry(edit.name, edit.options, left, len(sources.of), removed)
+    gone = [node for name, node in old.nodes.items() if name not in now.kept]
+    new = [node for node in now.graph.nodes if node in sources.of]
+    changes = changes_of([*gone, *(old.nodes[name] for name in now.changed.values())], new)
+    return PassEntry(edit.name, edit.options, left, len(new), len(gone), changes)
 
 
 def _said(edit: Edit, graph: fx.Graph) -> dict[fx.Node, tuple[str, ...]]:

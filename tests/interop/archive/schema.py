@@ -68,7 +68,7 @@ def _of(form: Form, records: dict[str, Json]) -> Json:
             return _SPECIAL[name] if name in _SPECIAL else _vocabulary(name)
         case Record():
             return _record(form, records)
-        case Row(Record() as of, kind=kind) if kind is tuple:
+        case Row(Record() as of, kind=kind) if issubclass(kind, tuple):
             return _table(of, records)
         case Row(of):
             return rows(_of(of, records))

@@ -38,6 +38,7 @@ from whence.program.guards.expectations import ExpectedFunction, ExpectedTensor,
 from whence.program.guards.guards import Guards
 from whence.program.node_records import Contribution
 from whence.program.program import Circumstances
+from whence.program.queries.history import History, PassEntry
 from whence.program.replay import Replays
 from whence.provenance import CallSite, ModulePath, Origin, Source
 
@@ -68,7 +69,7 @@ class Row:
 
     @property
     def _records(self) -> "Record | None":
-        return self.of if isinstance(self.of, Record) and self.kind is tuple else None
+        return self.of if isinstance(self.of, Record) and issubclass(self.kind, tuple) else None
 
     def write(self, writer: "Writer", value: Any) -> Any:
         if self._records is not None:
@@ -78,7 +79,7 @@ class Row:
 
     def read(self, reader: "Reader", data: Any) -> Any:
         if self._records is not None:
-            return self._records.read_all(reader, data)
+            return self.kind(self._records.read_all(reader, data))
         return self.kind(self.of.read(reader, each) for each in listed(data))
 
 
@@ -314,6 +315,7 @@ _BY_TYPE: dict[Any, Form] = {
     Source: kinds.LINE,
     CallSite: kinds.SITE,
     TreeSpec: kinds.STRUCTURE,
+    History: Row(Record(PassEntry), History),
     type: kinds.CLASS,
     inspect.Signature: kinds.PARAMETERS,
 }

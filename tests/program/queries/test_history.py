@@ -48,6 +48,39 @@ def test_an_entry_says_what_a_pass_did() -> None:
     assert (by_hand.options, by_hand.added, by_hand.removed) == ("", 0, 0)
 
 
+def test_an_entry_says_which_operations_and_where() -> None:
+    """By operator, with the calls; what is given another operator is gone, and new."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.GELU()))
+    program = whence.capture(model, (X,)).decompose("core")
+
+    def tanh(module: fx.GraphModule) -> None:
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.gelu.default):
+            node.target = torch.ops.aten.tanh.default
+
+    history = program.apply(tanh).history
+    changes = {change.operator: change for change in history[0].changes}
+    linear, addmm = changes["aten.linear.default"], changes["aten.addmm.default"]
+    assert (linear.removed, linear.added, linear.calls) == (2, 0, ("0", "1.0"))
+    assert (addmm.removed, addmm.added, addmm.calls) == (0, 2, ("0", "1.0"))
+    assert sum(change.added for change in history[0].changes) == history[0].added
+    assert [(row.operator, row.removed, row.added, row.calls) for row in history[1].changes] == [
+        ("aten.gelu.default", 1, 0, ("1.1",)),
+        ("aten.tanh.default", 0, 1, ("1.1",)),
+    ]
+
+
+def test_it_prints_as_a_page() -> None:
+    """A line for each pass, and below it one for each operator; notebooks show one that opens."""
+    history = captured().decompose("core").apply(nothing).history
+    lines = str(history).splitlines()
+    assert lines[0] == f"  0  {history[0]}" and lines[-1] == f"  1  {history[1]}"
+    assert "-1  aten.gelu" in str(history) or "aten.gelu_backward" in str(history)
+    assert len(lines) == len(history) + len(history[0].changes)
+    assert repr(history) == "<2 passes: decompose, nothing>"
+    assert str(captured().history) == "as it was captured"
+    assert history._repr_html_().startswith("<details><summary><code>&lt;2 passes")
+
+
 def test_a_table_of_functions_is_told_in_short() -> None:
     """What a pass holds may be large."""
     aten = torch.ops.aten
@@ -61,8 +94,15 @@ def test_a_table_of_functions_is_told_in_short() -> None:
 def test_it_is_kept_in_files_and_in_plain_data(tmp_path: Path) -> None:
     """A file that was written before there was one is read, and has none."""
     program = captured().apply(DeadCode(), nothing)
-    assert through_file(program, tmp_path).history == program.history
-    assert [row["name"] for row in json.loads(program.to_json())["history"]] == ["dead code", "nothing"]
+    program = program.decompose("core")
+    after = through_file(program, tmp_path)
+    assert after.history == program.history and str(after.history) == str(program.history)
+    assert after.apply(nothing).history[:-1] == program.history
+    assert [row["name"] for row in json.loads(program.to_json())["history"]] == [
+        "dead code",
+        "nothing",
+        "decompose",
+    ]
     older = with_data(content("joint"), lambda data: data.pop("history") and None)
     assert "history" not in json.loads(members(older)[PROGRAM])
     assert loaded(older, "an older file").history == ()
