@@ -14,6 +14,7 @@ from whence import Program
 from whence.cli import FAILED, OK, USAGE, main
 from whence.cli.programs import program_of
 from whence.demo import GPT, GPTConfig
+from whence.models import called
 
 TINY_BERT = (
     "hf:BertForMaskedLM(num_hidden_layers=2, hidden_size=32, intermediate_size=64, "
@@ -120,6 +121,16 @@ def test_a_pattern_that_fits_nothing_is_bad_usage(capsys: pytest.CaptureFixture[
     assert "bert.encoder" in capsys.readouterr().err
 
 
+MOODY = (
+    "import torch\n"
+    "class Moody(torch.nn.Module):\n"
+    "    def forward(self, x):\n"
+    "        return x + 1 if torch.compiler.is_compiling() or x.sum() < 0 else x + 2\n"
+    "def make():\n"
+    "    return Moody(), (torch.ones(2),)\n"
+)
+
+
 def test_verify_ends_well_when_everything_is_equal(capsys: pytest.CaptureFixture[str]) -> None:
     """The verdict is the last line."""
     assert main(["verify", TINY_BERT]) == OK
@@ -130,20 +141,80 @@ def test_verify_fails_when_the_program_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A model whose eager run does something else ends with 1 and names what differs."""
-    written(
-        "import torch\n"
-        "class Moody(torch.nn.Module):\n"
-        "    def forward(self, x):\n"
-        "        return x + 1 if torch.compiler.is_compiling() or x.sum() < 0 else x + 2\n"
-        "def make():\n"
-        "    return Moody(), (torch.ones(2),)\n",
-        tmp_path,
-        monkeypatch,
-    )
+    written(MOODY, tmp_path, monkeypatch)
     assert main(["verify", "mine:make", "--forward"]) == FAILED
     page = capsys.readouterr().out
     assert "output output differs by at most 1" in page
     assert "mine.py:4" in page
+
+
+MADE = (
+    "import torch\n"
+    "def make():\n"
+    "    torch.manual_seed(0)\n"
+    "    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), (torch.ones(2, 4),)\n"
+    "def other():\n"
+    "    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()), (torch.ones(2, 4),)\n"
+    "def loss(y):\n"
+    "    return y.sum()\n"
+)
+
+
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: str) -> str:
+    """A file with the training step of a model that the working directory has."""
+    written(MADE, tmp_path, monkeypatch)
+    model, args = called("mine:make")()
+    whence.capture(model, args, backward=called(loss)).save("p.whence")
+    return "p.whence"
+
+
+def test_verify_and_check_take_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the place of the capture, with the model that is named behind it; without one it is bad usage."""
+    path = saved(tmp_path, monkeypatch, "whence.models:mean_square")
+    monkeypatch.setattr("whence.cli.programs.capture", None)
+    assert main(["verify", path, "mine:make"]) == OK
+    assert capsys.readouterr().out.rstrip().endswith("all gradients are bitwise equal to eager")
+    assert main(["verify", path, "mine:make", "--by", "call", "--json"]) == OK
+    assert "call" in {row["kind"] for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert main(["verify", path, "mine:other"]) == FAILED and "differs" in capsys.readouterr().out
+    assert main(["check", path, "mine:make"]) == OK and "hold on mine:make" in capsys.readouterr().out
+    assert main(["check", path, "mine:other", "--json"]) == FAILED
+    assert json.loads(capsys.readouterr().out)["violations"]
+    for command in ("verify", "check"):
+        assert main([command, path]) == USAGE
+        assert "p.whence holds a program, and no model" in capsys.readouterr().err
+
+
+def test_a_file_keeps_of_a_loss_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever verifies its training step says where the loss is."""
+    path = saved(tmp_path, monkeypatch, "mine:loss")
+    assert main(["verify", path, "mine:make"]) == USAGE
+    assert "--loss package.module:function" in capsys.readouterr().err
+    assert main(["verify", path, "mine:make", "--loss", "mine:loss"]) == OK
+    assert main(["check", path, "mine:make"]) == OK
+    assert main(["verify", path, "mine:make", "--loss", "mine:lost"]) == USAGE
+
+
+def test_verify_with_a_distance(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """All is well where nothing differs by more; a distance is a number, 0 or more."""
+    written(MOODY, tmp_path, monkeypatch)
+    assert main(["verify", "mine:make", "--forward"]) == FAILED
+    assert main(["verify", "mine:make", "--forward", "--atol", "0.5"]) == FAILED
+    assert main(["verify", "mine:make", "--forward", "--atol", "1"]) == OK
+    capsys.readouterr()
+    assert main(["verify", "mine:make", "--forward", "--atol", "1", "--json"]) == OK
+    data = json.loads(capsys.readouterr().out)
+    assert data["close"] is True and data["ok"] is False and data["atol"] == 1
+    for wrong in ("-1", "nan", "near"):
+        with pytest.raises(SystemExit) as bad_usage:
+            main(["verify", "mine:make", "--atol", wrong])
+        assert bad_usage.value.code == USAGE
 
 
 def test_doctor_finds_all_as_expected(capsys: pytest.CaptureFixture[str]) -> None:

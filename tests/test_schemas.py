@@ -109,6 +109,7 @@ def test_the_schema_of_files_is_that_of_the_records() -> None:
         ["graph", MODEL, "--forward"],
         ["graph", MODEL, "--forward", "--format", "trace", "--output", "trace.json"],
         ["verify", MODEL, "--forward"],
+        ["verify", MODEL, "--forward", "--by", "call", "--atol", "1e-6"],
         ["check", MODEL, "--forward"],
         ["check", MODEL, "--forward", "--guards"],
         ["check", MODEL, "hf:GPT2LMHeadModel(n_layer=1, n_embd=32, n_head=2)", "--forward"],

@@ -38,6 +38,17 @@ def load(name: str) -> NamedModel:
     return _from_factory(name)
 
 
+def called(name: str) -> Callable[..., Any]:
+    """The function of that name, `package.module:function`; raises `UsageError` where there is none."""
+    module_name, _, function_name = name.partition(":")
+    found = getattr(imported(module_name), function_name, None)
+    if found is None:
+        raise UsageError(f"{module_name} has no {function_name}")
+    if not callable(found):
+        raise UsageError(f"{name} is a {type(found).__name__}, not a function")
+    return found  # type: ignore[no-any-return]
+
+
 def imported(name: str) -> ModuleType:
     """A module, also one of the working directory; raises `UsageError` where there is none."""
     sys.path.insert(0, str(Path.cwd()))
@@ -50,18 +61,12 @@ def imported(name: str) -> ModuleType:
 
 
 def _from_factory(name: str) -> NamedModel:
-    module_name, _, factory_name = name.partition(":")
-    if not module_name or not factory_name:
+    if not all(name.partition(":")):
         raise UsageError(
             f"{name!r} does not name a model",
             remedy="write package.module:factory, or hf:Architecture(option=value)",
         )
-    try:
-        factory = getattr(imported(module_name), factory_name)
-    except AttributeError as error:
-        raise UsageError(f"{module_name} has no {factory_name}") from error
-    if not callable(factory):
-        raise UsageError(f"{name} is a {type(factory).__name__}, not a function that makes a model")
+    factory = called(name)
     try:
         inspect.signature(factory).bind()
     except TypeError as error:

@@ -46,6 +46,16 @@ def _depth(text: str) -> int:
     return int(text)
 
 
+def _distance(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < float("inf"):
+        raise argparse.ArgumentTypeError("a distance is a number, 0 or more")
+    return found
+
+
 def _size(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
     if not name or not number.isdigit():
@@ -53,7 +63,6 @@ def _size(text: str) -> tuple[str, int]:
     return name, int(number)
 
 
-_MODEL = _option("model", metavar="MODEL", help=MODEL_HELP)
 _SAVED = _option("model", metavar="MODEL", help=SAVED_HELP)
 _FORWARD = _option("--forward", action="store_true", help="the forward only, not the training step")
 _DEPTH = _option("--depth", type=_depth, metavar="N", help="how deep the tree of modules goes")
@@ -68,6 +77,7 @@ _IMPORT = _option(
     default=[],
     help="what a file needs to be imported, as transformers.modeling_outputs",
 )
+_LOSS = _option("--loss", metavar="NAME", help="the loss, package.module:function")
 _SIZE = _option(
     "--size",
     dest="sizes",
@@ -148,21 +158,41 @@ COMMANDS = (
             _IMPORT,
         ),
     ),
-    Command("verify", trusting.verify, "compare the program with eager, bit for bit", (_MODEL, _FORWARD)),
+    Command(
+        "verify",
+        trusting.verify,
+        "compare the program with eager, bit for bit",
+        (
+            _SAVED,
+            _option(
+                "other",
+                metavar="OTHER",
+                nargs="?",
+                help="the model that it is compared with (default: MODEL); a file needs one",
+            ),
+            _FORWARD,
+            _option("--by", choices=("call",), help="compare what each call returns, too"),
+            _option("--atol", type=_distance, metavar="X", help="end well where nothing differs by more"),
+            _LOSS,
+            _IMPORT,
+        ),
+    ),
     Command(
         "check",
         trusting.check,
         "say what it relied on, and whether that holds",
         (
-            _MODEL,
+            _SAVED,
             _option(
                 "other",
                 metavar="OTHER",
                 nargs="?",
-                help="the model that the capture of MODEL is checked on (default: MODEL, built again)",
+                help="the model that the capture of MODEL is checked on (default: MODEL, built again); a "
+                "file needs one",
             ),
             _FORWARD,
             _option("--guards", action="store_true", help="list everything that the capture relied on"),
+            _IMPORT,
         ),
     ),
     Command("doctor", trusting.doctor, "say what is installed, and if it is as expected"),

@@ -20,7 +20,7 @@ _HELP = """\
 models:
   package.module:factory      a function that returns (module, args) or (module, args, kwargs)
   hf:Architecture(option=1)   one of transformers' architectures, with random weights
-  file.whence                 a program that program.save wrote (show, report, diff, view, graph)
+  file.whence                 a program that program.save wrote; verify and check take its model, too
 
 examples:
   whence demo
@@ -29,7 +29,8 @@ examples:
   whence report "hf:LlamaForCausalLM(num_hidden_layers=2, hidden_size=64)" --device h100 --sort "kept bytes"
   whence diff before.whence after.whence --html diff.html
   whence graph my_package.models:make --format dot | dot -Tsvg > model.svg
-  whence verify my_package.models:make --json
+  whence verify my_package.models:make --by call --json
+  whence check before.whence my_package.models:make
 
 exit status:
   0  all is well

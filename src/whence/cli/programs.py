@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,7 +13,8 @@ from whence.api import Program, capture
 from whence.api import load as saved
 from whence.dependence.asking import Failed, attempt
 from whence.errors import UsageError, WhenceError
-from whence.models import NamedModel, load
+from whence.models import NamedModel, called, load, mean_square
+from whence.program.names import InWords
 
 SAVED = ".whence"
 
@@ -29,10 +31,49 @@ def working(on: str) -> Iterator[None]:
 
 def program_of(name: str, *, backward: bool) -> Program:
     """The program of a model, or the one in a file, whatever is in that."""
-    if not name.endswith(SAVED):
+    if not is_saved(name):
         return captured(built(name), backward=backward)
     with working(f"reading {name}"):
         return saved(name)
+
+
+def is_saved(name: str) -> bool:
+    """Whether the name is that of a file."""
+    return name.endswith(SAVED)
+
+
+def held_against(
+    name: str, other: str | None, *, backward: bool, loss: str | None = None
+) -> tuple[Program, NamedModel]:
+    """The program of a model, or the one in a file, and the `other` model: without, the one of the program.
+
+    A training step has the `loss` of that name. Raises `UsageError` for a file without another model.
+    """
+    if not is_saved(name):
+        named = _with_loss(built(name), loss)
+        return captured(named, backward=backward), named if other is None else built(other)
+    if other is None:
+        remedy = f"name the one that it is about: {name} package.module:factory"
+        raise UsageError(f"{name} holds a program, and no model", remedy=remedy)
+    named = _with_loss(built(other), loss)
+    with working(f"reading {name}"):
+        return saved(name, model=named.model), named
+
+
+def _with_loss(named: NamedModel, loss: str | None) -> NamedModel:
+    return named if loss is None else replace(named, loss=called(loss))
+
+
+def runnable(program: Program, named: NamedModel, loss: str | None) -> Program:
+    """The program with its loss, of which a file keeps the name; raises `UsageError` where nobody says it."""
+    if not isinstance(program.loss_function, InWords):
+        return program
+    if loss is None and program.loss_function.text != mean_square.__name__:
+        raise UsageError(
+            f"the file keeps of the loss its name alone, {program.loss_function}",
+            remedy="say where it is: --loss package.module:function",
+        )
+    return program.under(loss_function=named.loss)
 
 
 def built(name: str) -> NamedModel:

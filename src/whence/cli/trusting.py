@@ -8,7 +8,7 @@ from rich.console import Console
 
 from whence.api import Program, capture
 from whence.cli.printing import FAILED, OK, print_json, print_page, signature_line
-from whence.cli.programs import built, captured, working
+from whence.cli.programs import held_against, is_saved, runnable, working
 from whence.demo import GPT, GPTConfig, gpt, next_token_loss
 from whence.execution.doctor import diagnosis
 from whence.execution.verify import Verification
@@ -20,20 +20,21 @@ _MOST_SHOWN = 20
 
 def verify(options: argparse.Namespace, console: Console) -> int:
     """The program beside eager, bit for bit."""
-    named = built(options.model)
-    program = captured(named, backward=not options.forward)
+    program, named = held_against(
+        options.model, options.other, backward=not options.forward, loss=options.loss
+    )
     with working("running both"):
-        found: Verification = program.verify(named.model, named.args, named.kwargs)
-    if options.json:
-        return print_json(console, found.to_dict(), ok=found.ok)
-    return print_page(console, found, ok=found.ok)
+        found: Verification = runnable(program, named, options.loss).verify(
+            named.model, named.args, named.kwargs, atol=options.atol, by=options.by
+        )
+    ok = found.ok or bool(found.close)
+    return print_json(console, found.to_dict(), ok=ok) if options.json else print_page(console, found, ok=ok)
 
 
 def check(options: argparse.Namespace, console: Console) -> int:
     """What a capture relied on, and whether it still holds."""
-    named = built(options.model)
-    program = captured(named, backward=not options.forward)
-    other = built(options.other or options.model)
+    again = None if is_saved(options.model) else options.model
+    program, other = held_against(options.model, options.other or again, backward=not options.forward)
     with working("checking"):
         violations = program.check(other.model, other.args, other.kwargs)
     if options.json:
