@@ -166,16 +166,33 @@ def checkpointed(model: Two, x: Tensor) -> Tensor:
     return F.dropout(hidden, 0.0)
 
 
-@pytest.mark.parametrize("body", [detached, begun_anew, offloaded, asked_twice, checkpointed])
+def all_scaled_before(model: Two, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        for parameter in model.first.parameters():
+            parameter.mul_(0.5)
+    return model.first(x)
+
+
+def all_loaded_before(model: Two, x: Tensor) -> Tensor:
+    model.first.load_state_dict({name: value * 0.5 for name, value in model.first.state_dict().items()})
+    return model.first(x)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [*(detached, begun_anew, offloaded, asked_twice, checkpointed), *(all_scaled_before, all_loaded_before)],
+)
 @pytest.mark.parametrize("backward", [False, True])
 def test_gradients_are_eager_s(body: Body, backward: bool) -> None:
     """Bitwise, for each parameter; those that get none in eager get none."""
     model, x = Two(body), torch.randn(2, 4)
     program = whence.capture(model, (x,), backward=backward)
+    before = copy.deepcopy(model.state_dict())
     model(x).sum().backward()
     expected = gradients(model)
     for module in (program.module(), program.unflatten()):
         model.zero_grad()
+        model.load_state_dict(before)
         module(x).sum().backward()
         found = gradients(model)
         assert {name: None if g is None else g.tolist() for name, g in found.items()} == {

@@ -135,7 +135,9 @@ def _begins_between(recorded: Recorded, values: GraphValues) -> bool:
     """Let results that begin a history say so; whether others are computed from one."""
     session = recorded.session
     is_wanted = session.run.grad_modes.records and not recorded.backward.roots
-    return is_wanted and mark_leaves(recorded.results, values.results, session.recorder)
+    return is_wanted and mark_leaves(
+        recorded.results, values.results, session.recorder, recorded.prepared.leaves
+    )
 
 
 def _as_differentiated(recorded: Recorded, functional: Functional, custom: frozenset[int]) -> frozenset[str]:

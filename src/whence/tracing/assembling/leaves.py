@@ -17,8 +17,11 @@ from whence._torch.subclasses.wrapper_subclasses import is_composed
 BETWEEN_RESULTS = "requires_grad_() on a result that other results are computed from"
 
 
-def mark_leaves(results: Sequence[Any], nodes: Sequence[fx.Node | None], recorder: Recorder) -> bool:
-    """Let the values of such results, at `nodes`, require gradients; whether other results depend on one."""
+def mark_leaves(
+    results: Sequence[Any], nodes: Sequence[fx.Node | None], recorder: Recorder, given: Sequence[Any]
+) -> bool:
+    """Let the values of such results, at `nodes`, require gradients; whether other results depend on one.
+    Tensors that were `given`, and those of the model, are none of them, also where they have been written."""
     tensors = [
         (result, node)
         for result, node in zip(results, nodes, strict=True)
@@ -26,6 +29,7 @@ def mark_leaves(results: Sequence[Any], nodes: Sequence[fx.Node | None], recorde
         if node is not None and node.op != "placeholder"
     ]
     made = {id(leaf) for leaf in _leaves([result for result, _ in tensors], recorder)}
+    made -= {*map(id, given), *recorder.adopted.nodes}
     if not made:
         return False
     below = [{id(leaf) for leaf in _below(result)} for result, _ in tensors]
