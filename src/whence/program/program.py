@@ -112,7 +112,7 @@ class FlatProgram(OpensInNotebook):
     guards: Guards = field(default_factory=Guards)
     step: Step | None = None
     circumstances: Circumstances = field(default_factory=Circumstances)
-    history: History = History()
+    history: History = field(default_factory=History)
     variants: tuple["FlatProgram", ...] = ()
 
     @property

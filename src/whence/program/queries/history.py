@@ -62,7 +62,7 @@ class PassEntry(AsJSON):
         return plain_fields(self, "name", "options", "operations", "added", "removed", "changes")
 
 
-class History(tuple[PassEntry, ...], OpensInNotebook):
+class History(tuple[PassEntry, ...], OpensInNotebook, AsJSON):
     """The passes that a program went through, the first first; it prints as a page."""
 
     __slots__ = ()
