@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar, overload
 
+import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.optim import Optimizer
@@ -229,6 +230,18 @@ class Program(Reported):
         `UnsupportedOperator` naming what cannot be written with other operators.
         """
         return self.apply(rewriting.Decompose(table))
+
+    def to(self, *where: str | torch.device | torch.dtype) -> Self:
+        """The program on another device, or with parameters and buffers of another dtype, as `module.to`.
+
+        `where` is a device, a floating point dtype, or both. Parameters and buffers are copies; the program
+        is what a capture of the moved model would give, and is called with arguments that are moved alike.
+        Devices in the graph are exchanged, dtypes that the model names itself stay. Raises `UsageError` that
+        says why a program cannot be moved: one with a backward, and one whose model asked for a dtype.
+        """
+        dtype = next((each for each in where if isinstance(each, torch.dtype)), None)
+        device = next((torch.device(each) for each in where if not isinstance(each, torch.dtype)), None)
+        return rewriting.moved(self, rewriting.Destination(device, dtype))
 
     def verify(
         self,

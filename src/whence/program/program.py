@@ -66,8 +66,9 @@ class Circumstances:
     says that programs were to be kept for sizes that a branch excludes, which are `numbers` in such a one.
     `device` is the one that the program was captured for, where that was not the model's own, and `presumed`
     says what was taken for granted of it that only the device can tell. `modes` are those of torch that the
-    model asked for: the program is what it does where they are so. `replay` says which calls were not run,
-    because they had to do what an equal one did.
+    model asked for: the program is what it does where they are so, and `dtype_asked` is the first line where
+    it asked a tensor for its dtype. `replay` says which calls were not run, because they had to do what an
+    equal one did.
     """
 
     dynamic_shapes: Any = None
@@ -86,6 +87,7 @@ class Circumstances:
     presumed: tuple[str, ...] = ()
     modes: tuple[AskedMode, ...] = ()
     replay: Replays = field(default_factory=Replays)
+    dtype_asked: str = ""
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -37,6 +37,13 @@ _HISTORY_READERS = (
     *(_TENSOR._version.__get__, _TENSOR.data_ptr, Tensor._is_view),
 )
 _HISTORY_ASKED = frozenset({_TENSOR.requires_grad.__get__, _TENSOR.is_leaf.__get__, _TENSOR.grad_fn.__get__})
+_DTYPE_ASKED = frozenset(
+    {
+        *(_TENSOR.dtype.__get__, _TENSOR.itemsize.__get__, _TENSOR.nbytes.__get__, Tensor.element_size),
+        *(Tensor.type, Tensor.type_as, Tensor.float, Tensor.double, Tensor.half, Tensor.bfloat16),
+    }
+)
+"""They give what depends on the dtype, or nothing new where it is the right one already."""
 _INFERENCE_ASKED = frozenset({Tensor.is_inference, torch.is_inference})
 _LEFT_ALIGNED = torch._nested_tensor_from_mask_left_aligned
 """Whether a mask keeps the beginning of every row: an encoder asks before it knows that gradients are off."""
@@ -198,6 +205,8 @@ class FunctionMode(TorchFunctionMode):
             model.history_asked(args[0])
         if func in _LAYOUT_READERS:
             model.layout_read(args[0])
+        if func in _DTYPE_ASKED or (func is Tensor.to and _has_dtype((*args[1:], *kwargs.values()))):
+            model.dtype_asked()
         if func is Tensor.register_hook:
             self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
         if func in _SET_REQUIRES:
@@ -224,6 +233,11 @@ def _reads_value(func: Any, args: Any) -> bool:
     if func is _TENSOR.data_ptr:
         return isinstance(args[0], FakeTensor)
     return func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:]))
+
+
+def _has_dtype(given: Sequence[Any]) -> bool:
+    """Whether a dtype is among these, or a tensor that has one."""
+    return any(isinstance(each, (torch.dtype, Tensor)) for each in given)
 
 
 def _is_copied_as_a_whole(tensor: Tensor) -> bool:

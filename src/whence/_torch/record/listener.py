@@ -66,6 +66,9 @@ class ModelListener(Protocol):
     def mode_asked(self, name: str) -> None:
         """Python asks how a mode of torch is."""
 
+    def dtype_asked(self) -> None:
+        """Python asks a tensor for its dtype."""
+
     def history_asked(self, tensor: Tensor) -> None:
         """Python asks whether a tensor has a history."""
 

@@ -120,14 +120,20 @@ def assemble(
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded, signature.wholes)),
         state=_state(recorded, graph, signature.wholes),
-        circumstances=Circumstances(
-            has_backward=bool(recorded.backward.roots),
-            autocast=autocast_state(),
-            asked=session.run.answers.compiled,
-            opaque=_opaque(opaque, recorded, functional, between=between),
-            modes=tuple(session.log.modes.values()),
-            replay=session.replay.replayer.report(),
-        ),
+        circumstances=_circumstances(recorded, _opaque(opaque, recorded, functional, between=between)),
+    )
+
+
+def _circumstances(recorded: Recorded, opaque: tuple[str, ...]) -> Circumstances:
+    session = recorded.session
+    return Circumstances(
+        has_backward=bool(recorded.backward.roots),
+        autocast=autocast_state(),
+        asked=session.run.answers.compiled,
+        opaque=opaque,
+        modes=tuple(session.log.modes.values()),
+        replay=session.replay.replayer.report(),
+        dtype_asked=next(iter(session.log.dtypes_asked), ""),
     )
 
 

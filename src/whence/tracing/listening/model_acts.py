@@ -15,7 +15,7 @@ from whence.program import AskedMode
 from whence.schema import Phase
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED, refuse_lost_gradient
 from whence.tracing.listening.run_state import RunState
-from whence.tracing.log.events import LayoutRead, Lost, MetComposed, ModeAsked
+from whence.tracing.log.events import DtypeAsked, LayoutRead, Lost, MetComposed, ModeAsked
 from whence.tracing.recording.branches import Branches
 from whence.tracing.recording.data_dependence import data_dependent, required, tensors_read, value_of
 from whence.tracing.replay.objections import composite_opened
@@ -80,6 +80,12 @@ class ModelActs:
             return
         module, source = run.places.reading()
         run.log.add(ModeAsked(AskedMode(name, mode_now(name), str(module or ""), source)))
+
+    def dtype_asked(self) -> None:
+        """The code that runs looks at a dtype; once is enough."""
+        log = self.run.log
+        if not log.dtypes_asked and self.run.running.phase is Phase.FORWARD:
+            log.add(DtypeAsked(str(self.run.places.line() or "a line that is not known")))
 
     def history_asked(self, tensor: Tensor) -> None:
         """Python asks whether a value has a history, which it may have where the caller records gradients."""

@@ -178,6 +178,13 @@ class ModeAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class DtypeAsked:
+    """Python asked a tensor for its dtype, in this line."""
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class Drew:
     """A random operation was recorded; one that `repeats` draws again what `first` drew, if that is known."""
 
@@ -228,6 +235,7 @@ Event = (
     | LossHolds
     | LayoutRead
     | ModeAsked
+    | DtypeAsked
     | Drew
     | Unpacked
     | Lost

@@ -61,6 +61,7 @@ class Log:
     of_loss: Mapping[int, LossTensor] = field(default_factory=dict)
     layouts_read: Sequence[fx.Node] = field(default_factory=list)
     modes: Mapping[str, AskedMode] = field(default_factory=dict)
+    dtypes_asked: Sequence[str] = field(default_factory=list)
     draws: Sequence[fx.Node] = field(default_factory=list)
     redraws: Mapping[fx.Node, fx.Node | None] = field(default_factory=dict)
     unpacked: Sequence[fx.Node] = field(default_factory=list)
@@ -153,6 +154,7 @@ _FOLLOWS: Mapping[type, Callable[[Any, Any], None]] = {
     events.LossHolds: lambda log, event: log.of_loss.update(event.tensors),
     events.LayoutRead: lambda log, event: log.layouts_read.append(event.node),
     events.ModeAsked: lambda log, event: log.modes.setdefault(event.mode.name, event.mode),
+    events.DtypeAsked: lambda log, event: log.dtypes_asked.append(event.line),
     Drew: _draw,
     events.Unpacked: lambda log, event: log.unpacked.append(event.node),
     events.Lost: lambda log, event: log.lost.update({event.what: None}),
