@@ -118,6 +118,15 @@ class Slotted:
         self.scale = 2.0
 
 
+class SlottedNotes:
+    """Keeps notes, and what is made first, without a dictionary."""
+
+    __slots__ = ("made", "notes")
+
+    def __init__(self) -> None:
+        self.notes, self.made = [1.0], None
+
+
 class Cache:
     """Makes what it is asked for when it is first asked."""
 
@@ -193,6 +202,18 @@ def _counting(self: Any, x: Tensor) -> Tensor:
 def _noting(self: Any, x: Tensor) -> Tensor:
     self.value.append(x.shape[0])
     return x
+
+
+def _noting_inside(self: Any, x: Tensor) -> Tensor:
+    self.value.notes.append(1.0)
+    return x * 2
+
+
+def _if_none_inside(self: Any, x: Tensor) -> Tensor:
+    if self.value.made is None:
+        self.value.made = 2.0
+    result: Tensor = x * self.value.made
+    return result
 
 
 def _under(self: Any, x: Tensor) -> Tensor:
@@ -303,6 +324,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "dataclass": holding(times(lambda it: it.scale), Config),
     "nested": holding(times(lambda it: it.inner.scale), lambda: Config(inner=Config())),
     "slots": holding(times(lambda it: it.scale), Slotted),
+    "notes in a slot": lambda: Holding(_noting_inside, SlottedNotes()),
+    "slot filled when None": lambda: Holding(_if_none_inside, SlottedNotes()),
     "cycle of objects": holding(times(lambda it: it.me[0].scale), Cycle),
     "cycle of lists": holding(times(lambda it: it[1][0]), _cyclic),
     "attribute dictionary": holding(times(lambda it: it.b.c), lambda: Attributes(b=Attributes(c=2.0))),

@@ -6,6 +6,7 @@ import functools
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,6 +55,16 @@ class Factor:
 
 class Plain:
     """An object that lacks what it is asked for."""
+
+
+@dataclass(slots=True)
+class Slotted:
+    """A config without a dictionary."""
+
+    items: list[float] = field(default_factory=lambda: [2.0])
+    table: dict[str, float] = field(default_factory=lambda: {"a": 2.0})
+    tensor: Tensor = field(default_factory=lambda: X * 2)
+    inner: Plain = field(default_factory=Plain)
 
 
 class Word(str):
@@ -138,6 +149,23 @@ MISSED: dict[str, tuple[Callable[[Any, Tensor], Any], Any, Callable[[Any], Any]]
     ),
     "text of its own class": (_of_text, lambda: Word("a"), _put(Word("abc"))),
     "set of tuples": (_of_text, lambda: {(1, 2)}, _put({(1, 2, 3)})),
+    "list in a slot": (lambda self, x: x * self.value.items[0], Slotted, _set("items", [3.0])),
+    "item of a list in a slot": (
+        lambda self, x: x * self.value.items[0],
+        Slotted,
+        _in_list(lambda v: v.items.__setitem__(0, 3.0)),
+    ),
+    "entry of a dict in a slot": (
+        lambda self, x: x * self.value.table["a"],
+        Slotted,
+        _in_list(lambda v: v.table.__setitem__("a", 3.0)),
+    ),
+    "tensor in a slot": (lambda self, x: x * self.value.tensor, Slotted, _set("tensor", X * 7)),
+    "attribute behind a slot": (
+        lambda self, x: x * getattr(self.value.inner, "flag", 2.0),
+        Slotted,
+        _in_list(lambda v: setattr(v.inner, "flag", 3.0)),
+    ),
     "defaults of a function": (
         lambda self, x: self.value(x),
         lambda: _with_default(2.0),

@@ -19,7 +19,6 @@ from whence._torch.observe.attribute_reads import (
     TABLES,
     ReadListener,
     ReadObserver,
-    class_attribute,
     has_attributes,
     own_attributes,
 )
@@ -28,6 +27,7 @@ from whence._torch.observe.scripted import is_script_object
 from whence._torch.plain_values import PLAIN
 from whence._torch.refusals import object_used
 from whence.dependence.code import behind
+from whence.dependence.lookup import held_attribute
 from whence.dependence.snapshots import ATTRIBUTES, CONTAINER, Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
@@ -58,9 +58,9 @@ def _settled(read: Read) -> Read:
 
 
 def _is_held(read: Read) -> bool:
-    held = own_attributes(read.holder)
-    if held.get(read.name) is read.value:
+    if held_attribute(read.holder, read.name) is read.value:
         return True
+    held = own_attributes(read.holder)
     for name in TABLES:
         if (table := held.get(name)) and table.get(read.name) is read.value:
             return True
@@ -172,7 +172,7 @@ class Reads:
             self.reachable.code_of(value)
         if type(value) not in PLAIN and not isinstance(value, Tensor):
             self.reachable.held_under(type(holder), value, name)
-        is_held = own_attributes(holder).get(name) is value or class_attribute(type(holder), name) is value
+        is_held = held_attribute(holder, name) is value
         self._follow(value, (read.module or ModulePath()).child(name), is_held=is_held)
         return True
 

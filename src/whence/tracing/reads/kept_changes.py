@@ -12,7 +12,7 @@ from torch import nn
 from whence._torch.observe.attribute_reads import TABLES, own_attributes
 from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence._torch.plain_values import PLAIN, same_constant
-from whence.dependence.snapshots import CONTAINERS, Container, Saved, contents_of
+from whence.dependence.snapshots import CONTAINERS, Container, Saved, content_of_slots, contents_of, slots_of
 from whence.program.guards.observed import Change, Left, Outer, Read
 from whence.tracing.reads.probes import plain
 
@@ -43,7 +43,7 @@ class ContainerSnapshot:
 
     def keep(self, holder: object, name: str, value: object) -> None:
         """Remember whether the holder itself has the attribute, and what a container holds now."""
-        if name in own_attributes(holder) and name not in self._computed_by(type(holder)):
+        if name in _held_by(holder) and name not in self._computed_by(type(holder)):
             self._own.add((id(holder), name))
         if name == _WHOLE:
             self._attributes[id(holder)] = dict(own_attributes(holder))
@@ -67,7 +67,7 @@ class ContainerSnapshot:
 
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
         for read in reads:
-            held = own_attributes(read.holder)
+            held = _held_by(read.holder)
             was_held = (id(read.holder), read.name) in self._own
             if read.name == _WHOLE:
                 before = self._attributes.get(id(read.holder), held)
@@ -133,10 +133,8 @@ def _hook_counts(module: nn.Module) -> Sequence[int]:
 @contextmanager
 def applied(left: Left) -> Iterator[None]:
     """Everything as the run left it, while the block runs."""
-    before = [
-        (change, vars(change.holder).get(change.name), change.name in vars(change.holder))
-        for change in left.changes
-    ]
+    rows = ((change, _held_by(change.holder)) for change in left.changes)
+    before = [(change, held.get(change.name), change.name in held) for change, held in rows]
     outer: list[Outer] = [row.now() for row in left.outer]
     try:
         for row in left.outer:
@@ -152,8 +150,16 @@ def applied(left: Left) -> Iterator[None]:
 
 
 def _write(change: Change) -> None:
-    held = vars(change.holder)
-    if change.is_there:
-        held[change.name] = change.after
+    slot = dict(slots_of(type(change.holder))).get(change.name)
+    if slot is not None:
+        slot.__set__(change.holder, change.after) if change.is_there else slot.__delete__(change.holder)
+    elif change.is_there:
+        vars(change.holder)[change.name] = change.after
     else:
-        held.pop(change.name, None)
+        vars(change.holder).pop(change.name, None)
+
+
+def _held_by(holder: object) -> Mapping[str, Any]:
+    """The attributes that a thing holds itself, in a dictionary and in slots."""
+    slots = content_of_slots(holder)
+    return {**own_attributes(holder), **slots} if slots else own_attributes(holder)

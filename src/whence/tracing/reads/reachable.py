@@ -43,12 +43,15 @@ from whence.dependence.lookup import held_attribute
 from whence.dependence.snapshots import (
     ATTRIBUTES,
     CACHED,
+    CONTAINERS,
     CONTEXT,
     LOCAL,
     NamespaceEntry,
     Saved,
     StateKind,
+    containers_saved,
     content_of_cell,
+    content_of_slots,
     has_results,
     is_iterator,
     save,
@@ -224,6 +227,8 @@ class Reachable:
             raise _iterated(str(path), value, None if line is None else str(line))
         if self._is_new(id(value), value):
             rows = [row for row in save(str(path), value) if row.kind is not but]
+            slots = [(f"{path}.{name}", held) for name, held in content_of_slots(value).items()]
+            rows += containers_saved([row for row in slots if isinstance(row[1], CONTAINERS)], keyed=True)
             self.saved += rows
             for row in (row for row in rows if row.kind in (CONTEXT, ATTRIBUTES, LOCAL)):
                 _, source = place()
