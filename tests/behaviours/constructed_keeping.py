@@ -94,6 +94,30 @@ def remembers_the_last_loss() -> Training:
 
 
 @step()
+def writes_to_a_tensor_and_replaces_it() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
+        loss = run(x)
+        kept.window[0] += loss.detach()
+        kept.window = kept.window.roll(1)
+        kept.tables["sums"] += x.sum(0)
+        kept.tables["sums"] = kept.tables["sums"] / 2
+        return loss
+
+    return keeping(keep, window=torch.zeros(3), tables={"sums": torch.zeros(4)})
+
+
+@step()
+def overwrites_tensors() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
+        loss = run(x)
+        kept.last.copy_(torch.full((3,), loss.item()))
+        kept.flags.copy_(x.detach().sum(0) > 0)
+        return loss
+
+    return keeping(keep, last=torch.zeros(3), flags=torch.zeros(4, dtype=torch.bool))
+
+
+@step()
 def logs_its_count() -> Training:
     """In the first run of a capture the count is a number, and in the second an input."""
 

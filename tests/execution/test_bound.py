@@ -534,3 +534,26 @@ def test_a_tensor_attribute_is_that_of_each_run(backward: Any) -> None:
         model.weight = torch.full((4, 4), scale)
         result = run(x)
         assert torch.equal(result[1] if backward else result, model(x))
+
+
+class Noting(nn.Module):
+    """Copies its argument over a tensor that it holds, and never reads that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.zeros(2, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last.copy_(x)
+        return x * 2
+
+
+@pytest.mark.parametrize("form", ["bind", "module", "unflatten"])
+def test_a_constant_that_is_only_written(form: str) -> None:
+    """It is written in every run."""
+    model = Noting()
+    program = whence.capture(model, (torch.ones(2, 4),))
+    run = program.bind(model) if form == "bind" else getattr(program, form)()
+    for scale in (2.0, 3.0):
+        run(torch.full((2, 4), scale))
+        assert torch.equal(model.last, torch.full((2, 4), scale))

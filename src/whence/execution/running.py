@@ -59,7 +59,7 @@ def same_start(
     tensors = [*(row.tensor for row in rows), *(held for held in constants if held.is_leaf)]
     plain = [*(row.tensor for row in plain_tensors(rows)), *constants]
     before = [(tensor, tensor.grad, tensor.requires_grad) for tensor in tensors]
-    numbers = [(tensor, tensor.detach().clone()) for tensor in plain]
+    numbers = numbers_kept(plain)
     generators = states()
     with untouched({id(tensor): tensor for tensor in (*tensors, *plain)}.values()):
         try:
@@ -74,8 +74,18 @@ def same_start(
                 if tensor.requires_grad != required:
                     tensor.requires_grad_(required)
                 tensor.grad = gradient
-            for tensor, value in numbers:
-                _write_back(tensor, value)
+            numbers()
+
+
+def numbers_kept(tensors: Sequence[Tensor]) -> Callable[[], None]:
+    """A way back to the numbers that tensors have now."""
+    numbers = [(tensor, tensor.detach().clone()) for tensor in tensors]
+
+    def restore() -> None:
+        for tensor, value in numbers:
+            _write_back(tensor, value)
+
+    return restore
 
 
 def _write_back(tensor: Tensor, value: Tensor) -> None:

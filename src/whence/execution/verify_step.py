@@ -15,13 +15,14 @@ from whence._torch.graphs import nodes_in
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
 from whence._torch.observe.module_calls import observed_modules
 from whence._torch.observe.training_steps import as_one_optimizer, is_stepping, members_of, schedules_in
+from whence._torch.pytrees import tree_flatten
 from whence._torch.tensors import untouched
 from whence.dependence.asking import Failed, attempt
 from whence.dependence.snapshots import save_all
 from whence.errors import UsageError
 from whence.execution.bound import Bound, Check
 from whence.execution.compare import Comparison
-from whence.execution.running import Run, copied, noted, same_start, seed_of_its_way
+from whence.execution.running import Run, copied, noted, numbers_kept, same_start, seed_of_its_way
 from whence.execution.values.first import Watcher, calls_beside, first_unequal
 from whence.execution.values.walk import walk
 from whence.execution.verify import Verification, compared, with_calls
@@ -179,11 +180,15 @@ def _as_tensor(value: Any) -> Tensor:
 
 @contextmanager
 def _around_kept(step: Step) -> Iterator[None]:
-    """Give back what a step changes in Python around it."""
-    ways = [place.way_back() for place in (step.as_kept_now() or step).places]
+    """Give back what a step changes in Python around it, and the numbers of tensors that it writes there
+    before it puts others in their place."""
+    places = (step.as_kept_now() or step).places
+    ways = [place.way_back() for place in places]
+    held = [leaf for place in places for leaf in tree_flatten(place.now())[0] if isinstance(leaf, Tensor)]
     ways += [enclosed_by(step.call).restore] if step.second else []
     schedules = [held for call in step.calls for held in schedules_in(call.schedule)]
-    ways += [row.restore for held in schedules for row in save_all("schedule", held)]
+    ways += [row.restore for schedule in schedules for row in save_all("schedule", schedule)]
+    ways.append(numbers_kept(held))
     try:
         yield
     finally:
@@ -196,13 +201,11 @@ def optimizer_kept(found: Optimizing) -> Iterator[None]:
     """Give an optimizer back with the numbers it had."""
     values = [*(row.value for row in found.entries()), *(row.value for row in found.settings())]
     tensors = [value for value in values if isinstance(value, Tensor)]
-    numbers = [tensor.clone() for tensor in tensors]
+    numbers = numbers_kept(tensors)
     restore = optimizer_restored(found.optimizer)
     with untouched(tensors):
         try:
             yield
         finally:
             restore()
-            with torch.no_grad():
-                for tensor, number in zip(tensors, numbers, strict=True):
-                    tensor.copy_(number)
+            numbers()

@@ -43,7 +43,7 @@ from whence.rewriting.cut_gradients import cut_gradients
 from whence.rewriting.functionalize import Functional, functionalize
 from whence.rewriting.layouts import inputs_behind
 from whence.rewriting.simplify import drop_unused, order_placeholders, placeholders_of
-from whence.schema import Phase
+from whence.schema import OutputKind, Phase
 from whence.tracing.assembling.leaves import BETWEEN_RESULTS, mark_leaves
 from whence.tracing.assembling.reshapes import decide_again, rule_out_ones
 from whence.tracing.assembling.shared_memory import refuse_shared_writes, refuse_tied
@@ -323,10 +323,11 @@ def _real_placeholders(subject: Subject, example: Example, recorded: Recorded) -
 
 
 def _needed(recorded: Recorded, signature: Signature) -> set[str]:
-    """What stays although nothing may read it: inputs, and where the backward begins."""
+    """What stays although nothing may read it: inputs, what is written, and where the backward begins."""
     literals = recorded.session.log.literals
     inputs = {row.name for row in signature.inputs if row.name not in literals}
-    return inputs | {_seed_name(recorded) or ""}
+    written = {str(row.of) for row in signature.outputs_of(OutputKind.MUTATION)}
+    return inputs | written | {_seed_name(recorded) or ""}
 
 
 def _arguments(recorded: Recorded, functional: Functional, preserved: Iterable[int]) -> set[str]:
