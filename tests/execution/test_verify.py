@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import whence
 from tests import zoo
 from tests.checks import leaves_no_trace
-from tests.models import case
+from tests.models import case, mean_sine
 from tests.tracing.writing import sines
 
 X = torch.randn(2, 3, zoo.WIDTH)
@@ -154,6 +154,86 @@ def test_calls_of_a_step_are_compared() -> None:
     assert not found.ok
     assert found.divergence is not None and found.divergence.startswith("second.0@1 (Linear)")
     assert "first module that differs: second.0@1" in str(found)
+
+
+@pytest.mark.parametrize("backward", [True, mean_sine], ids=["tangents", "loss"])
+def test_gradients_at_the_borders_of_calls_are_compared(backward: Any) -> None:
+    """In the order of the backward; the first call that gets another gradient is named."""
+    model = nn.Sequential(zoo.Mlp(), zoo.Mlp())
+    program = whence.capture(model, (X,), backward=backward)
+    equal = program.verify(model, (X,), by="call")
+    rows = {kind: [row.name for row in equal.rows if row.kind == kind] for kind in ("call", "backward")}
+    assert equal.ok and set(rows["backward"]) == set(rows["call"])
+    first = ["1 (Mlp)", "(root) (Sequential)", "1.down (Linear)", "1.dropout (Dropout)"]
+    assert rows["backward"][:4] == first
+    assert rows["backward"][-1] == "0.norm (LayerNorm)"
+    assert "backward" not in kinds(program.verify(model, (X,)))
+    node = program.select("0.** :: aten.gelu_backward :: backward")[0]
+    node.kwargs = {"approximate": "tanh"}
+    program.graph_module.recompile()
+    found = program.verify(model, (X,), by="call")
+    wrong = [row.name.partition(" ")[0] for row in found.rows if row.kind == "backward" and not row.equal]
+    assert not found.ok and wrong == ["0.up", "0.norm"]
+    assert found.divergence is not None and found.divergence.startswith("0.up (Linear)")
+    assert all(row.equal for row in found.rows if row.kind == "call")
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("name", ["llama", "resnet", "gru", "checkpoint", "albert", "custom_function"])
+@pytest.mark.parametrize("joint", ["tangents", "loss"])
+def test_gradients_of_calls_of_models_are_equal(name: str, joint: str) -> None:
+    """Of loops, tied weights, checkpoints and functions with gradients of their own, too."""
+    found = case(name)
+    model, args, kwargs = found.make()
+    program = whence.capture(model, args, kwargs, backward=found.loss if joint == "loss" else True)
+    result = program.verify(model, args, kwargs, by="call")
+    assert result.ok and kinds(result) >= {"call", "backward"}
+
+
+class Hooked(nn.Module):
+    """Changes the gradient of what it returns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(zoo.WIDTH, zoo.WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.lin(x)
+        found.register_hook(lambda gradient: gradient * 2)
+        return found
+
+
+def doubled(_module: nn.Module, gradients: Any) -> Any:
+    """A hook that changes what a module is handed in the backward."""
+    return tuple(gradient * 2 for gradient in gradients)
+
+
+def test_gradients_that_hooks_change_are_no_alarm() -> None:
+    """What arrives behind a hook of the model's own is not what a program holds before it: not compared."""
+    model = nn.Sequential(Hooked(), nn.Identity(), nn.Linear(zoo.WIDTH, 4))
+    model[2].register_full_backward_pre_hook(doubled)
+    program = whence.capture(model, (X,), backward=True)
+    result = program.verify(model, (X,), by="call")
+    compared = [row.name.partition(" ")[0] for row in result.rows if row.kind == "backward"]
+    assert result.ok and compared == ["2", "(root)", "0.lin"]
+
+
+def test_gradients_of_calls_of_a_step_are_compared() -> None:
+    """Those of its last backward, of which the program says what each gradient is."""
+    model = nn.Sequential(zoo.Mlp(), nn.Linear(zoo.WIDTH, 4))
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step(x: Tensor) -> None:
+        for part in x.chunk(2):
+            model(part).sin().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    rows = [row for row in program.verify(model, (X,), by="call").rows if row.kind == "backward"]
+    assert all(row.equal for row in rows)
+    assert [row.name.partition(" ")[0] for row in rows][:3] == ["1@1", "@1", "0@1"]
+    assert len(rows) == len(program.calls) // 2
 
 
 def test_close_is_never_equal() -> None:

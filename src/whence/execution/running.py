@@ -177,7 +177,7 @@ def _finish(
     differentiated = loss is not None or not program.circumstances.opaque
     if differentiated:
         try:
-            _differentiate(whole_leaves(result), loss)
+            differentiate(whole_leaves(result), loss)
         except RuntimeError:
             if program.signature.outputs_of(OutputKind.GRADIENT):
                 raise
@@ -239,16 +239,18 @@ def each(rows: Iterable[tuple[str, Tensor | None]]) -> dict[str, Any]:
     }
 
 
-def _differentiate(leaves: Sequence[Any], loss: Tensor | None) -> None:
-    """The same backward pass for both: from the loss, or from fixed random gradients of the outputs."""
+def differentiate(leaves: Sequence[Any], loss: Tensor | None) -> list[Any]:
+    """The same backward pass for both: from the loss, or from fixed random gradients of the outputs, which
+    are given back."""
     if loss is not None:
         loss.backward()
-        return
+        return []
     roots = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
-    if not roots:
-        return
     generator = torch.Generator().manual_seed(SEED)
-    torch.autograd.backward(roots, [_drawn(root.detach(), generator) for root in roots])
+    drawn = [_drawn(root.detach(), generator) for root in roots]
+    if roots:
+        torch.autograd.backward(roots, drawn)
+    return drawn
 
 
 def _drawn(like: Tensor, generator: torch.Generator) -> Any:

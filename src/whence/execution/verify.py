@@ -18,7 +18,7 @@ from whence._torch.operators.table import said_of
 from whence.errors import UsageError
 from whence.execution.compare import Comparison, compare
 from whence.execution.running import Run, run_eager, run_module, same_start, seed_of_its_way
-from whence.execution.values.first import by_call, first_divergence, first_unequal
+from whence.execution.values.first import by_call, first_unequal
 from whence.program import FlatProgram
 from whence.program.arguments.variants import alone
 from whence.program.node_records import place_of
@@ -85,7 +85,7 @@ def verify(
     by: str | None = None,
 ) -> Verification:
     """Compare `program` with `model` on these inputs; the model, its gradients and all seeds are left as
-    they were. `by` "call" compares what each call returns, too.
+    they were. `by` "call" compares what each call returns, and the gradient of that, too.
 
     Raises `CallError` when the inputs do not fit the capture.
     """
@@ -121,9 +121,9 @@ def verify(
         found: Run = run(lambda given: run_eager(program, subject, *given, answers=answers))
         return found
 
-    divergence = partial(run, lambda given: first_divergence(bound, subject, *given))
-    found = compared(bound, eager, run_program, run_told if may_ask else None, divergence)
-    return with_calls(found, run(lambda given: tuple(by_call(bound, subject, *given)))) if by else found
+    calls = partial(by_call, bound, subject, run)
+    found = compared(bound, eager, run_program, run_told if may_ask else None, lambda: first_unequal(calls()))
+    return with_calls(found, calls()) if by else found
 
 
 def refuse_unknown(by: str | None) -> None:
@@ -133,7 +133,7 @@ def refuse_unknown(by: str | None) -> None:
 
 
 def with_calls(found: Verification, calls: Iterable[Comparison]) -> Verification:
-    """What each call returns, too; the first that returns something else is the divergence."""
+    """What each call returns, and its gradient, too; the first that differs is the divergence."""
     rows = tuple(calls)
     return replace(found, rows=(*found.rows, *rows), divergence=found.divergence or first_unequal(rows))
 

@@ -23,10 +23,10 @@ from whence.errors import UsageError
 from whence.execution.bound import Bound, Check
 from whence.execution.compare import Comparison
 from whence.execution.running import Run, copied, noted, numbers_kept, same_start, seed_of_its_way
-from whence.execution.values.first import Watcher, calls_beside, first_unequal
+from whence.execution.values.first import Watcher, calls_beside, first_unequal, gradient_of
 from whence.execution.values.walk import walk
 from whence.execution.verify import Verification, compared, with_calls
-from whence.program import FlatProgram
+from whence.program import FlatProgram, Named
 from whence.program.arguments.optimizer_arguments import Step, is_number
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
@@ -45,7 +45,7 @@ def verify_step(
     by: str | None = None,
 ) -> Verification:
     """Compare a program with the step that it was captured from: outputs, state, gradients, optimizer; `by`
-    "call" what each call of a module returns, too.
+    "call" what each call of a module returns, and the gradient of that, too.
 
     Both begin without gradients. Raises `UsageError` for another model or optimizer than the step runs.
     """
@@ -81,7 +81,7 @@ def verify_step(
 
 
 class _Noting(Bound):
-    """A bound program that notes what the calls of modules in it returned."""
+    """A bound program that notes what the calls of modules in it returned, and the gradients of that."""
 
     @cached_property
     def noted(self) -> dict[str, Any]:
@@ -91,7 +91,9 @@ class _Noting(Bound):
         program = self.program
         values: Mapping[str, Any] = {}
         (results,) = program.graph.output_node().args
-        returned = {name for call in program.calls if call.outputs is not None for name in call.outputs.names}
+        leaves = [leaf for call in program.calls if call.outputs is not None for leaf in call.outputs.leaves]
+        returned = {leaf.name for leaf in leaves if isinstance(leaf, Named)}
+        returned |= {name for leaf in leaves if (name := gradient_of(program, leaf)) is not None}
         inputs = {row.name: value for row, value in zip(program.signature.inputs, arguments, strict=True)}
         for node, values in walk(program, inputs, keep=frozenset(node.name for node in nodes_in(results))):
             if node.name in returned:

@@ -1,27 +1,32 @@
 """The first value of a run that is not finite, or that another program computes otherwise."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from whence._torch.autograd.nodes import inside_backward
+from whence._torch.observe.hooks import hooks_on_gradient
 from whence._torch.observe.module_calls import ObservedCall, observed_modules
 from whence._torch.operators.table import said_of
-from whence._torch.pytrees import tree_flatten
+from whence._torch.pytrees import tree_flatten, whole_leaves
 from whence._torch.tensors import same_bits
 from whence.execution.compare import Comparison, beside
+from whence.execution.running import differentiate
 from whence.execution.values.walk import inputs_of, walk
 from whence.program import FlatProgram, Named
-from whence.program.node_records import origin_of
+from whence.program.calls import Leaf
+from whence.program.node_records import origin_of, record_of
 from whence.program.queries.plain import AsJSON, plain_fields
 from whence.program.signature import describe
 from whence.provenance import CallSite, Origin
-from whence.schema import Phase
+from whence.schema import InputKind, Phase
 from whence.tracing.recording.call_names import CallNames
 from whence.tracing.target.subject import Subject
 
@@ -119,29 +124,36 @@ def _found(program: FlatProgram, node: fx.Node, why: str) -> First:
     return First(node.name, program.where(node), why)
 
 
-def first_divergence(program: FlatProgram, subject: Subject, args: Any, kwargs: Any) -> str | None:
-    """The call site, class and source line of the first difference in the forward; None if there is none."""
-    return first_unequal(by_call(program, subject, args, kwargs))
-
-
 def first_unequal(rows: Iterable[Comparison]) -> str | None:
-    """The first call that returns something else; None if there is none."""
+    """The first call that returns something else, or gets another gradient; None if there is none."""
     return next((f"{row.name}, {row.note}" for row in rows if not row.equal), None)
 
 
-def by_call(program: FlatProgram, subject: Subject, args: Any, kwargs: Any) -> Iterator[Comparison]:
-    """What each call of a module returns in eager and in the program, in the order in which calls end."""
-    rng = torch.get_rng_state()
-    values = _forward_values(program, (args, kwargs))
-    torch.set_rng_state(rng)
-    watcher = Watcher(subject)
-    with observed_modules(watcher):
-        subject.call(*args, **kwargs)
+Start = Callable[[Callable[[tuple[Any, Any]], Any]], Any]
+"""Runs something on the inputs, from the same state and seed each time."""
+
+
+def by_call(program: FlatProgram, subject: Subject, start: Start) -> Iterator[Comparison]:
+    """What each call of a module returns in eager and in the program, in the order in which calls end; where
+    the program holds a backward, then the gradients of that, in the order in which eager has them."""
+    watcher, tangents = start(lambda given: _watched(program, subject, *given))
+    values = start(lambda given: _values(program, given, tangents))
     return calls_beside(program, watcher, values)
 
 
+def _watched(program: FlatProgram, subject: Subject, args: Any, kwargs: Any) -> tuple["Watcher", list[Any]]:
+    """The calls of a run of eager, and the gradients that it began with."""
+    watcher = Watcher(subject, has_backward=program.has_backward)
+    with observed_modules(watcher):
+        result = subject.call(*args, **kwargs)
+        if not program.has_backward:
+            return watcher, []
+        loss = None if program.loss_function is None else program.loss_function(result)
+        return watcher, differentiate(whole_leaves(result), loss)
+
+
 def calls_beside(program: FlatProgram, watcher: "Watcher", values: Mapping[str, Any]) -> Iterator[Comparison]:
-    """What each call returned that was watched, beside the values of nodes in a program."""
+    """What each call returned that was watched, and its gradient, beside the values of nodes in a program."""
     calls = {(call.site.path, call.site.index): call for call in program.calls}
     for site, leaves in watcher.finished:
         call, name = calls.get((site.path, site.index)), f"{str(site) or '(root)'} ({site.type})"
@@ -150,30 +162,66 @@ def calls_beside(program: FlatProgram, watcher: "Watcher", values: Mapping[str, 
         elif call.outputs is not None:  # in a branch, which may not be the one that is taken, it is None
             for leaf, value in zip(call.outputs.leaves, leaves, strict=False):
                 if isinstance(leaf, Named) and leaf.name in values and isinstance(value, Tensor):
-                    row = beside("call", name, value, values[leaf.name])
-                    line = f"at {origin_of(program.node(leaf.name)).source}"
-                    yield row if row.equal else replace(row, note=f"{row.note}, {line}" if row.note else line)
+                    yield _beside(program, ("call", name), leaf.name, value, values)
+    for site, at, gradient in watcher.gradients():
+        call, name = calls.get((site.path, site.index)), f"{str(site) or '(root)'} ({site.type})"
+        returned = () if call is None or call.outputs is None else call.outputs.leaves
+        total = gradient_of(program, returned[at]) if at < len(returned) else None
+        if total is not None and total in values:
+            yield _beside(program, ("backward", name), total, gradient, values)
 
 
-def _forward_values(program: FlatProgram, flat: tuple[Any, Any]) -> dict[str, Any]:
-    """What nodes of the forward hold; copies of state and arguments, which eager may write."""
+def _beside(
+    program: FlatProgram, row: tuple[str, str], node: str, value: Tensor, values: Mapping[str, Any]
+) -> Comparison:
+    found, line = beside(*row, value, values[node]), f"at {origin_of(program.node(node)).source}"
+    return found if found.equal else replace(found, note=f"{found.note}, {line}" if found.note else line)
+
+
+def gradient_of(program: FlatProgram, leaf: Leaf) -> str | None:
+    """The node that holds the gradient of what a call returned; None where none does, or a pass merged it."""
+    if not isinstance(leaf, Named):
+        return None
+    record = record_of(program.node(leaf.name))
+    return None if record.adjoint is None or record.unclear else record.adjoint.total
+
+
+def _values(program: FlatProgram, flat: tuple[Any, Any], tangents: Sequence[Any]) -> dict[str, Any]:
+    """What nodes of the forward hold, and the gradients of what calls return; copies of state and arguments,
+    which eager may write. Where eager begins with other gradients than the program, there are none."""
+    rows = program.signature.inputs_of(InputKind.TANGENT)
+    begins = len(rows) == len(tangents) and all(row.part is None for row in rows)
+    given = {row.name: tangent for row, tangent in zip(rows, tangents, strict=True)} if begins else {}
+    returned = [leaf for call in program.calls if call.outputs is not None for leaf in call.outputs.leaves]
+    wanted = {gradient_of(program, leaf) for leaf in returned} if begins else set()
     values: dict[str, Any] = {}
     with torch.no_grad():
-        for node, now in walk(program, inputs_of(program, *flat, {})):
+        for node, now in walk(program, inputs_of(program, *flat, given)):
             held = now[node.name]
             if node.op != "call_function" and isinstance(held, Tensor):
                 values[node.name] = held.clone()
-            elif origin_of(node).phase is Phase.FORWARD:
+            elif origin_of(node).phase is Phase.FORWARD or node.name in wanted:
                 values[node.name] = held
     return values
 
 
 class Watcher:
-    """Notes what every module call returns, in the order in which they finish."""
+    """Notes what every module call returns, in the order in which they finish, and the gradients of that.
 
-    def __init__(self, subject: Subject) -> None:
+    Those are noted by hooks on the tensors, which compute nothing.
+    """
+
+    def __init__(self, subject: Subject, *, has_backward: bool = True) -> None:
         self.finished: list[tuple[CallSite, list[Any]]] = []
+        self._arrived: list[tuple[CallSite, int, Tensor]] = []
+        self._has_backward = has_backward
         self._names = CallNames(subject)
+
+    def gradients(self) -> Iterator[tuple[CallSite, int, Tensor]]:
+        """Of what a call returned, at that position, in the order of the backward; where several backwards
+        reach it, none."""
+        times = Counter((site, at) for site, at, _ in self._arrived)
+        return (row for row in self._arrived if times[row[:2]] == 1)
 
     @contextmanager
     def called(self, module: nn.Module, _args: Any, _kwargs: Any) -> Iterator[ObservedCall]:
@@ -189,6 +237,16 @@ class Watcher:
 
     def _note(self, site: CallSite, result: Any) -> None:
         leaves, _ = tree_flatten(result)
+        for at, leaf in enumerate(leaves if self._has_backward else ()):
+            if isinstance(leaf, Tensor) and leaf.grad_fn is not None and not self._is_changed(leaf):
+                leaf.register_hook(partial(self._note_gradient, site, at))
         self.finished.append(
             (site, [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
         )
+
+    def _note_gradient(self, site: CallSite, at: int, gradient: Tensor) -> None:
+        self._arrived.append((site, at, gradient.detach().clone()))
+
+    def _is_changed(self, leaf: Tensor) -> bool:
+        """Whether hooks of the model's own would have changed a gradient before it is noted."""
+        return any(getattr(hook, "func", None) != self._note_gradient for hook in hooks_on_gradient(leaf))
