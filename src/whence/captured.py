@@ -22,7 +22,7 @@ from whence.execution.validity import check, check_inputs, guarded, guards_for
 from whence.execution.values.first import First, first_difference, first_nonfinite
 from whence.execution.values.reading import ValueKey, Values, run
 from whence.execution.verify import Verification, refuse_unknown, verify
-from whence.execution.verify_step import runs_itself, verify_step
+from whence.execution.verify_step import runs_itself, verify_step, with_step
 from whence.guards import Guarded
 from whence.hierarchy import Tree
 from whence.program import FlatProgram
@@ -250,6 +250,7 @@ class Program(Reported):
         kwargs: dict[str, Any] | None = None,
         *,
         optimizer: object = None,
+        step: Callable[..., Any] | None = None,
         atol: float | None = None,
         by: str | None = None,
     ) -> Verification:
@@ -257,17 +258,19 @@ class Program(Reported):
 
         `model` may be another instance than the captured one; it is left as it was. For a program of
         `capture_step` it is the captured one, with the captured `optimizer`, since that is what the step
-        runs; both are left as they were. With `atol` the answer says whether all is `close`, too; `ok` is
-        about bits all the same. `by="call"` compares what each call of a module returns, too, and the
-        gradient of that (of a step with several backwards: in the last), where the program has one and no
-        hook of the model's own has changed eager's before it is seen.
+        runs; both are left as they were. One that was loaded from a file needs the `step`, too, for a file
+        has of it its name. With `atol` the answer says whether all is `close`, too; `ok` is about bits all the
+        same. `by="call"` compares what each call of a module returns, too, and the gradient of that (of a step
+        with several backwards: in the last), where the program has one and no hook of the model's own has
+        changed eager's before it is seen.
         """
         refuse_unknown(by)
-        if self.step is None:
-            found = verify(fitting(self, args, kwargs), model, args, kwargs, by)
+        program = with_step(self, step, optimizer)
+        if program.step is None:
+            found = verify(fitting(program, args, kwargs), model, args, kwargs, by)
         else:
             held = one_module(model)
-            found = verify_step(self, held, (args, kwargs or {}), optimizer, self._checks(held), by)
+            found = verify_step(program, held, (args, kwargs or {}), optimizer, self._checks(held), by)
         return replace(found, atol=atol)
 
     def run(

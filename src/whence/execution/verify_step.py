@@ -5,8 +5,9 @@ Both run from the same seed on the same inputs, state and optimizer, and what ei
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, fx
@@ -28,12 +29,15 @@ from whence.execution.values.walk import walk
 from whence.execution.verify import Verification, compared, with_calls
 from whence.program import FlatProgram, Named
 from whence.program.arguments.optimizer_arguments import Step, is_number
+from whence.program.names import InWords, OfClass
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
 from whence.tracing.steps.enclosed_state import enclosed_by
 from whence.tracing.steps.optimizer import Optimizing, optimizer_restored, optimizing
 from whence.tracing.target.eligibility import refuse_uninitialised
 from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
+
+P = TypeVar("P", bound=FlatProgram)
 
 
 def verify_step(
@@ -107,6 +111,34 @@ def _watched(watcher: Watcher, call: Callable[..., Any], *args: Any, **kwargs: A
         return call(*args, **kwargs)
 
 
+def with_step(program: P, call: Callable[..., Any] | None, optimizer: object) -> P:
+    """The program with the function of its step, and with the optimizer where a file kept its class alone.
+
+    Raises `UsageError` where they are not given, for one of another class, and for a step of no step.
+    """
+    step: Any = program.step
+    if step is None:
+        if call is not None:
+            raise UsageError("the program is no training step", remedy="leave step out")
+        return program
+    told = [f"the function {step.call}"] if call is None and isinstance(step.call, InWords) else []
+    kept = step.optimizer if isinstance(step.optimizer, OfClass) else None
+    told += [f"the optimizer, {kept}"] if kept is not None and optimizer is None else []
+    if told:
+        raise UsageError(
+            f"a file keeps the name alone of {' and of '.join(told)}",
+            remedy="give both: program.verify(model, args, optimizer=optimizer, step=the_function)",
+        )
+    if kept is not None:
+        found = as_one_optimizer(optimizer)
+        if type(found).__name__ != kept.kind.__name__:
+            raise UsageError(
+                f"the step was captured with {kept}, and the optimizer is a {type(found).__name__}"
+            )
+        step = replace(step, optimizer=found)
+    return program.with_changes(step=step if call is None else replace(step, call=call))
+
+
 def runs_itself(program: FlatProgram, model: object, optimizer: object) -> bool:
     """Whether a program is that of a step as it was captured, and the step runs this model and optimizer."""
     step, subject = program.step, attempt(lambda: subject_of(model))
@@ -132,7 +164,7 @@ def _refuse_others(program: FlatProgram, subject: Subject, optimizer: object) ->
         raise UsageError(
             "verify runs the captured step itself, and that runs the captured model and optimizer",
             why=f"{', '.join(others[:3])} are other tensors" if others else "the optimizer is another one",
-            remedy="pass these, or capture the step of the other model",
+            remedy="pass these (of a file: whence.load(path, model=model)), or capture the step of the other",
         )
 
 

@@ -129,6 +129,9 @@ class Listener:
     def history_asked(self, tensor: Tensor) -> None:
         """Not looked at here."""
 
+    def dtype_asked(self) -> None:
+        """Not looked at here."""
+
     def casts_inside(self, function: object) -> Exception:
         return LookupError(str(function))
 
