@@ -58,8 +58,12 @@ test-libraries: .venv-libraries/.ready ## run the tests of models from other lib
 test-cuda: $(READY) ## run the tests of CUDA devices: on fakes, and on the device where there is one (set BIN for its PyTorch)
 	$(BIN)/pytest -m "not slow" tests/cuda tests/_torch/elsewhere -rs
 
+NODE_IS_NEW := const [major, minor] = process.versions.node.split(".").map(Number); process.exit(major > 20 || (major === 20 && minor >= 19) ? 0 : 1)
+
 test-viewer: ## run the page of program.view() in Chromium, and check that viewer/ builds it (needs Node)
-	@if command -v npm > /dev/null; then $(MAKE) --no-print-directory viewer-in-browser; else echo "no Node here: the page is not tested in a browser"; fi
+	@if node -e '$(NODE_IS_NEW)' 2> /dev/null && command -v npm > /dev/null; then $(MAKE) --no-print-directory viewer-in-browser; \
+	else echo "no Node of 20.19 or later here: the page is neither built nor tested"; fi
+	@test -x "$${CHROMIUM:-/usr/bin/chromium}" || echo "no Chromium here (CHROMIUM names one): the page is not tested in a browser"
 
 viewer-in-browser: $(READY) viewer/node_modules/.ready
 	$(BIN)/python -m viewer.tests.pages build/pages
