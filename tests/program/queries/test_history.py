@@ -76,9 +76,9 @@ def test_it_prints_as_a_page() -> None:
     assert lines[0] == f"  0  {history[0]}" and lines[-1] == f"  1  {history[1]}"
     assert "-1  aten.gelu" in str(history) or "aten.gelu_backward" in str(history)
     assert len(lines) == len(history) + len(history[0].changes)
-    assert repr(history) == "<2 passes: decompose, nothing>"
+    assert repr(history) == "<History: decompose, nothing>"
     assert str(captured().history) == "as it was captured"
-    assert history._repr_html_().startswith("<details><summary><code>&lt;2 passes")
+    assert history._repr_html_().startswith("<details><summary><code>&lt;History: decompose")
 
 
 def test_a_table_of_functions_is_told_in_short() -> None:

@@ -26,6 +26,7 @@ def test_all_that_prints_as_a_page_opens_to_it() -> None:
             program.memory(),
             program.guards,
             program.diff(program.decompose("core")),
+            program.decompose("core").history,
         ]
         for each in shown:
             text = each._repr_html_()
@@ -38,3 +39,10 @@ def test_of_a_long_page_the_beginning_is_shown() -> None:
     text = opening_html("a line", "\n".join(map(str, range(100))))
     assert "59\n… and 40 more lines" in text
     assert "more lines" not in opening_html("a line", "one\ntwo")
+
+
+def test_of_a_long_line_the_beginning_is_shown() -> None:
+    """Whatever is captured, what a notebook keeps of it is small."""
+    program = capture(lambda x: torch.stack([x] * 5000), (torch.ones(1),))
+    assert len(str(program)) > 15_000 > 2_000 > len(program._repr_html_())
+    assert len(opening_html("x" * 9_000, "\n".join(["y" * 9_000] * 100))) < 26_000

@@ -68,7 +68,7 @@ class History(tuple[PassEntry, ...], OpensInNotebook, AsJSON):
     __slots__ = ()
 
     def __repr__(self) -> str:
-        return f"<{len(self)} passes: {', '.join(entry.name for entry in self) or 'as it was captured'}>"
+        return f"<History: {', '.join(entry.name for entry in self) or 'as it was captured'}>"
 
     def __str__(self) -> str:
         return "\n".join(self._lines()) or "as it was captured"

@@ -2,7 +2,7 @@
 
 from html import escape
 
-_MOST_LINES = 60
+_MOST_LINES, _LONGEST = 60, 400
 
 
 def opening_html(line: str, page: str) -> str:
@@ -11,10 +11,12 @@ def opening_html(line: str, page: str) -> str:
     rest = len(lines) - _MOST_LINES
     shown = lines[:_MOST_LINES] + ([f"… and {rest:,} more lines: print it"] if rest > 0 else [])
     style = "margin:0.4em 0;line-height:1.35;overflow-x:auto"
-    text = escape("\n".join(shown))
-    return (
-        f"<details><summary><code>{escape(line)}</code></summary><pre style='{style}'>{text}</pre></details>"
-    )
+    head, text = escape(_cut(line)), escape("\n".join(map(_cut, shown)))
+    return f"<details><summary><code>{head}</code></summary><pre style='{style}'>{text}</pre></details>"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 
 class OpensInNotebook:
