@@ -259,10 +259,10 @@ class Program(Reported):
         `model` may be another instance than the captured one; it is left as it was. For a program of
         `capture_step` it is the captured one, with the captured `optimizer`, since that is what the step
         runs; both are left as they were. One that was loaded from a file needs the `step`, too, for a file
-        has of it its name. With `atol` the answer says whether all is `close`, too; `ok` is about bits all the
-        same. `by="call"` compares what each call of a module returns, too, and the gradient of that (of a step
-        with several backwards: in the last), where the program has one and no hook of the model's own has
-        changed eager's before it is seen.
+        has of it its name. With `atol` the answer says whether all is `close`, too; `ok` is about bits all
+        the same. `by="call"` compares what each call of a module returns, too, and the gradient of that (of a
+        step with several backwards: in the last), where the program has one and no hook of the model's own
+        has changed eager's before it is seen.
         """
         refuse_unknown(by)
         program = with_step(self, step, optimizer)

@@ -1,14 +1,17 @@
 """Canaries: errors of fake tensors, to be told from errors of a model."""
 
+import copy
 import gc
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
 
 import whence
 from whence._torch.record.fake_failures import is_of_fake_tensors
@@ -113,3 +116,28 @@ def test_a_failure_leaves_no_guard_behind() -> None:
     gc.collect()
     assert (linear.weight * 2).requires_grad
     assert str(torch._C._dispatch_tls_local_exclude_set()) == before
+
+
+@torch.library.custom_op("whence_tests::without_fake", mutates_args=())
+def _without_fake(x: Tensor) -> Tensor:
+    return x * 2
+
+
+_LAYER = torch.nn.Linear(4, 4)
+EXPLAINED: dict[str, Callable[[Tensor], Any]] = {
+    "a size for NumPy": lambda x: x * float(np.sqrt(x.shape[0])),
+    "an operator without a fake": lambda x: _without_fake(x) + 1,
+    "a module on another device": lambda x: functional_call(
+        copy.deepcopy(_LAYER).to("meta"), dict(_LAYER.named_parameters()), (x,)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_what_capturing_cannot_do_is_explained(name: str) -> None:
+    """PyTorch's own error is the reason, and the line is named."""
+    EXPLAINED[name](REAL)
+    shapes = ({0: torch.export.Dim("rows", min=2)},) if "size" in name else None
+    with pytest.raises(whence.UnsupportedOperator, match="cannot run this on fake tensors") as caught:
+        whence.capture(EXPLAINED[name], (REAL,), dynamic_shapes=shapes)
+    assert "test_fake_failures.py" in str(caught.value)

@@ -24,6 +24,7 @@ _BROKEN = (
         "argument of type: <class 'torch.storage",
         "Values and compressed tensor instance need to be on the same",
     ),
+    *("There was no fake impl registered", "Couldn't swap ", "'SymInt'", "of type SymInt"),
     *("operator prim::", "Backward0 returned an invalid gradient", ", in aten::", "Could not run 'aten::"),
 )
 
