@@ -94,9 +94,9 @@ def verify(
     subject = subject_of(model)
     refuse_uninitialised(subject)
     inputs = (args, kwargs or {})
-    program.convention.flatten(*inputs)
     bound = alone(program).with_changes(state=bound_state(program, tensors_by_name(subject)))
     refuse_elsewhere(bound)
+    program.convention.flatten(*inputs)
     names = [row.name for row in bound.signature.state if row.kind is InputKind.CONSTANT]
     names += [row.name for row in state_of_loss(bound) if row.name not in names]
     constants = tuple(bound.state[name] for name in names if name in bound.state)

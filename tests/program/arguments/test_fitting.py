@@ -212,3 +212,25 @@ def test_another_call_is_refused(kind: type[nn.Module], captured: Call, other: C
             with pytest.raises(whence.CallError) as caught:
                 run(*other.args, **other.kwargs)
             assert words in str(caught.value), name
+
+
+@pytest.mark.parametrize("way", ["flat", "tree", "bound"])
+def test_a_tensor_on_another_device_is_no_argument(way: str) -> None:
+    """Eager says so only where it meets a tensor of the model's; a program of factories would say nothing."""
+    model = Plain()
+    program = whence.capture(model, (X,))
+    runs: dict[str, Callable[[], Any]] = {
+        "flat": program.module,
+        "tree": program.unflatten,
+        "bound": lambda: program.bind(model),
+    }
+    with pytest.raises(whence.CallError, match=r"args\[0\] was on cpu at capture, is on meta"):
+        runs[way]()(X.to("meta"))
+    assert program.check(model, (X.to("meta"),)) != []
+
+    def on_its_device(x: Tensor) -> Tensor:
+        return x + torch.ones(4, device=x.device)
+
+    alone = whence.capture(on_its_device, (X,))
+    with pytest.raises(whence.CallError, match="is on meta"):
+        alone.module()(X.to("meta"))

@@ -53,6 +53,10 @@ class LeafConditions:
         is_strided = expected.layout is torch.strided
         return f"{found} and {value_at(at)}.stride() == {expected.stride()}" if is_strided else found
 
+    def placed(self, at: int, device: torch.device) -> str:
+        """A tensor on a device of this type."""
+        return f"{value_at(at)}.device.type == {device.type!r}"
+
     def constant(self, at: int, expected: object) -> str:
         """The same value."""
         name = value_at(at)
@@ -100,6 +104,7 @@ class Misfit(enum.Enum):
     DEFAULT = "an argument that was left out at capture has another value than its default"
     SIZE = "the capture does not hold for these sizes"
     VALUE = "the arguments do not fit the capture"
+    DEVICE = "a tensor is on another device"
     LAYOUT = "a tensor lies otherwise in memory"
     TIED = "one tensor has become two"
 
@@ -204,6 +209,8 @@ class ExpectedLeaves:
             if isinstance(expected, Tensor):
                 shape = shape_of(expected) if self.sizes is None else self.sizes.shapes[at] or ()
                 yield Misfit.VALUE, (at,), ask.tensor(at, expected.dtype, shape)
+                if expected.device.type != "meta":  # where a plan was made, for any device
+                    yield Misfit.DEVICE, (at,), ask.placed(at, expected.device)
             elif isinstance(expected, SYMBOLIC):
                 yield Misfit.VALUE, (at,), ask.whole_number(at)
             elif not isinstance(expected, Absent):
@@ -219,7 +226,8 @@ class ExpectedLeaves:
         found = self._broken(Misfit.VALUE, flat)
         if self.sizes is not None and not found and (rules := [*self.sizes.broken(flat)]):
             return [_of_size(rule, flat) for rule in rules]
-        return [*(found or self._broken(Misfit.LAYOUT, flat)), *self._broken(Misfit.TIED, flat)]
+        found = found or [*self._broken(Misfit.DEVICE, flat), *self._broken(Misfit.LAYOUT, flat)]
+        return [*found, *self._broken(Misfit.TIED, flat)]
 
     def _broken(self, kind: Misfit, flat: Sequence[Any]) -> list[ArgumentFault]:
         rows = ((positions, condition) for of, positions, condition in self._rows if of is kind)
@@ -235,6 +243,8 @@ class ExpectedLeaves:
         path, expected, given = self.paths[at], self.leaves[at], flat[at]
         if kind is Misfit.TIED:
             return f"{path} and {self.paths[positions[1]]} were one tensor at capture, and are two now"
+        if kind is Misfit.DEVICE:
+            return f"{path} was on {expected.device} at capture, is on {given.device}"
         if kind is Misfit.LAYOUT:
             why = "the program reads memory" if self.reads_memory else "the model asked for them"
             now = _lying(given).removeprefix("strides ")
