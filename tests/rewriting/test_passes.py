@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 import whence
 from tests.program.small import Stack, sine_loss
 from whence import Phase
-from whence.rewriting import CommonSubexpressions, DeadCode, Pass
+from whence.rewriting import CommonSubexpressions, ConstantFolding, DeadCode, Pass
 
 aten = torch.ops.aten
 X = torch.randn(2, 3)
@@ -171,3 +171,24 @@ def test_passes_are_values() -> None:
     assert "across_phases=True" in repr(CommonSubexpressions(across_phases=True))
     with pytest.raises(FrozenInstanceError):
         DeadCode().name = "other"  # type: ignore[misc]
+
+
+def _of_numbers(x: Tensor) -> Tensor:
+    ones = torch.zeros(3, 4) + 1
+    negative = torch.zeros(3, 4) * -1  # which is another zero
+    rows = torch.arange(4.0) * 2
+    return x * ones.sin() / negative.exp() + rows + (negative.reciprocal() < 0) + torch.rand(3, 4)
+
+
+@pytest.mark.parametrize("most", [100, 3])
+def test_what_no_input_leads_to_is_computed_now(most: int) -> None:
+    """Where it is one number; its bits are eager's, draws stay, and so does what is larger than `most`."""
+    program = whence.capture(_of_numbers, (torch.randn(3, 4),))
+    folded = program.apply(ConstantFolding(most))
+    assert folded.verify(_of_numbers, (torch.randn(3, 4),)).ok
+    targets = [str(node.target) for node in folded.graph.nodes if node.op == "call_function"]
+    assert "aten.rand.default" in targets and "aten.arange.default" in targets
+    assert ("aten.sin.default" in targets) is (most == 3)
+    full = [node for node in folded.graph.nodes if node.target is torch.ops.aten.full.default]
+    assert len(full) == (3 if most == 100 else 0)
+    assert all(folded.where(node).passes == ("constant folding",) for node in full)

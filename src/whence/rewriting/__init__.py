@@ -3,15 +3,19 @@
 from whence.rewriting.decompose import Decompose
 from whence.rewriting.move import Destination, moved
 from whence.rewriting.passes import GraphPass, Pass, apply
-from whence.rewriting.simplify import CommonSubexpressions, DeadCode
+from whence.rewriting.repairs import CutGradients, Functionalize
+from whence.rewriting.simplify import CommonSubexpressions, ConstantFolding, DeadCode
 from whence.rewriting.track import Edit, track
 
 __all__ = [
     "CommonSubexpressions",
+    "ConstantFolding",
+    "CutGradients",
     "DeadCode",
     "Decompose",
     "Destination",
     "Edit",
+    "Functionalize",
     "GraphPass",
     "Pass",
     "apply",

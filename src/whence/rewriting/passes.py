@@ -55,18 +55,23 @@ class FunctionPass:
             edit.graph_module = found
 
 
-def apply(program: P, pass_: Pass | GraphPass) -> P:
-    """The program that a pass makes of another, which stays as it is; its variants go through it, too.
-
-    Raises `UsageError` for what is no pass, `LostProvenance` as `track` does.
-    """
+def as_pass(pass_: Pass | GraphPass) -> Pass:
+    """A pass, or a function over graph modules as one; raises `UsageError` for what is neither."""
     if isinstance(pass_, type) or not (isinstance(pass_, Pass) or callable(pass_)):
         given = f"the class {pass_.__name__}" if isinstance(pass_, type) else type(pass_).__name__
         raise UsageError(
             f"expected a pass, got {given}",
             remedy="give an object with `name` and `rewrite(edit)`, or a function over a graph module",
         )
-    chosen = pass_ if isinstance(pass_, Pass) else FunctionPass(pass_)
+    return pass_ if isinstance(pass_, Pass) else FunctionPass(pass_)
+
+
+def apply(program: P, pass_: Pass | GraphPass) -> P:
+    """The program that a pass makes of another, which stays as it is; its variants go through it, too.
+
+    Raises `UsageError` for what is no pass, `LostProvenance` as `track` does.
+    """
+    chosen = as_pass(pass_)
     return with_variants(program, lambda each: _applied(each, chosen, is_given=chosen is pass_))
 
 

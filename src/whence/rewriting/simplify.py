@@ -1,13 +1,17 @@
 """Compute less: nothing that nobody reads, and nothing twice."""
 
-from collections.abc import Hashable, Sequence, Set
+from collections.abc import Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
-from torch import fx, nn
+import torch
+from torch import Tensor, fx, nn
 
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import OpOverload, keeps_its_place
+from whence._torch.sizes.symbols import has_open_sizes
+from whence._torch.tensors import same_bits
 from whence.program.node_records import origin_of
 from whence.rewriting.splice import computed_of
 from whence.rewriting.track import Edit
@@ -50,6 +54,57 @@ class CommonSubexpressions:
             if known is not node and not {known, node} <= returned:
                 node.replace_all_uses_with(known)
                 edit.graph.erase_node(node)
+
+
+@dataclass(frozen=True)
+class ConstantFolding:
+    """Compute now what no input leads to, where it is one number everywhere: a single `aten.full` gives it.
+
+    Other constants would be state that the model does not have. Up to `most` elements are computed.
+    """
+
+    most: int = 1_000_000
+    name: str = "constant folding"
+
+    def rewrite(self, edit: Edit) -> None:
+        """Let everybody read the number; what led to it goes where nobody else reads it."""
+        known: dict[fx.Node, Tensor] = {}
+        for node in list(edit.graph.nodes):
+            value = self._value(node, known)
+            if value is not None:
+                known[node] = value
+        for node, value in known.items():
+            is_read_outside = any(user not in known for user in node.users)
+            if node.all_input_nodes and is_read_outside and (made := _filled(edit.graph, node, value)):
+                edit.replaced(made, node)
+                node.replace_all_uses_with(made)
+        for node in reversed(known):
+            if not node.users:
+                edit.graph.erase_node(node)
+
+    def _value(self, node: fx.Node, known: Mapping[fx.Node, Tensor]) -> Tensor | None:
+        like = node.meta.get("val")
+        if not (_is_plain(node) and isinstance(node.target, OpOverload) and isinstance(like, Tensor)):
+            return None
+        is_small = not has_open_sizes(like) and like.numel() <= self.most and like.device.type == "cpu"
+        if not is_small or not all(source in known for source in node.all_input_nodes):
+            return None
+        args, kwargs = fx.map_arg((node.args, node.kwargs), known.__getitem__)
+        with torch.no_grad():
+            value: Tensor = node.target(*args, **kwargs)
+        return value
+
+
+def _filled(graph: fx.Graph, node: fx.Node, value: Tensor) -> fx.Node | None:
+    """The node that makes the same tensor of one number; None for one of several."""
+    if not value.numel() or not value.is_contiguous() or value.is_quantized:
+        return None
+    shape, number, place = list(value.shape), value.flatten()[0].item(), value.device
+    if not same_bits(torch.full(shape, number, dtype=value.dtype, device=place), value):
+        return None
+    with graph.inserting_before(node):
+        options: Any = {"dtype": value.dtype, "device": place}
+        return graph.call_function(torch.ops.aten.full.default, (shape, number), options)
 
 
 def _is_plain(node: fx.Node) -> bool:

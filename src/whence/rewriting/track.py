@@ -125,7 +125,7 @@ def _finished(edit: Edit[P], old: WorkingCopy, told: Told) -> P:
     broken = faults_of(old, now, sources)
     if not broken:
         _name_inputs(old, now)
-        _evaluate(graph)
+        evaluate(graph)
         broken = faults_of(old, now, sources)
     if not broken:
         write_origins(old, now, sources, edit.name)
@@ -167,7 +167,7 @@ def _name_inputs(old: WorkingCopy, now: After) -> None:
             node.name = node.target = name
 
 
-def _evaluate(graph: fx.Graph) -> None:
+def evaluate(graph: fx.Graph) -> None:
     """New nodes say what they compute."""
     for node in graph.nodes:
         if node.op == "call_function" and "val" not in node.meta:
