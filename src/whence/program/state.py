@@ -62,23 +62,25 @@ def refuse_elsewhere(program: FlatProgram) -> None:
     )
 
 
-def _refuse_without_processes(program: FlatProgram) -> None:
-    """A file holds how DTensors are spread, and neither these nor the processes."""
-    rows = {row.name: row for row in program.signature.state}
-    wholes = [whole for whole in program.signature.wholes if whole.parts[0] in rows]
-    parts = [rows[whole.parts[0]].part for whole in wholes if whole.name not in program.state]
+def meshes_elsewhere(program: FlatProgram) -> list[str]:
+    """The meshes of DTensors, in words, that a program was loaded without: a file does not hold processes."""
+    rows = {row.name: row.part for row in program.signature.state}
+    wholes = [whole for whole in program.signature.wholes if whole.name not in program.state]
+    parts = [part for whole in wholes if (part := rows.get(whole.parts[0])) is not None]
     specs = (program.convention.spec, program.out_spec)
-    meshes = [mesh.axes for spec in specs for mesh in out_of_reach(spec)]
-    if not parts and not meshes:
-        return
-    known = dict.fromkeys([*meshes, *(part.mesh for part in parts if part is not None)])
-    axes = "; ".join(", ".join(f"{name} of {size}" for name, size in mesh) for mesh in known)
-    raise UsageError(
-        f"the program of {program.name} was loaded without the processes that its DTensors are spread over",
-        why=f"they lie on a mesh with the axes {axes}, and a file holds the tensors of one process alone",
-        remedy="whence.load(path, model=model) with a model that is spread alike, in a process of that mesh; "
-        "or capture it there again",
-    )
+    meshes = [*(mesh.axes for spec in specs for mesh in out_of_reach(spec)), *(part.mesh for part in parts)]
+    return [", ".join(f"{name} of {size}" for name, size in axes) for axes in dict.fromkeys(meshes)]
+
+
+def _refuse_without_processes(program: FlatProgram) -> None:
+    if meshes := meshes_elsewhere(program):
+        raise UsageError(
+            f"the program of {program.name} was loaded without the processes of its DTensors",
+            why=f"they lie on a mesh with the axes {'; '.join(meshes)}, and a file holds the tensors of one "
+            "process alone",
+            remedy="whence.load(path, model=model) with a model that is spread alike, in a process of that "
+            "mesh; or capture it there again",
+        )
 
 
 def _rebuilt(program: P, held: tuple[Input, ...]) -> P:

@@ -1,5 +1,6 @@
 """Programs of models that are spread over processes: files hold the tensors of one, and how they lie."""
 
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,3 +117,29 @@ def test_distributed_arguments_and_results(world: None, tmp_path: Path) -> None:
     alone = whence.load(tmp_path / "p.whence")
     with pytest.raises(UsageError, match="axes 0 of 4"):
         alone.module()
+
+
+class Spreading(nn.Module):
+    """Spreads what comes out, over a mesh that it holds."""
+
+    def __init__(self, mesh: Any) -> None:
+        super().__init__()
+        self.mesh = mesh
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return DTensor.from_local(x.sin(), self.mesh, [Shard(0)], run_check=False)
+
+
+@pytest.mark.parametrize("spreads", [True, False])
+def test_what_could_not_run_is_not_kept(world: None, spreads: bool, tmp_path: Path) -> None:
+    """`whence.cached` gives programs that run: it keeps them where parameters lead to the mesh."""
+    mesh = init_device_mesh("cpu", (4,))
+    model: nn.Module = Spreading(mesh) if spreads else spread(mesh)
+    expected = model(X)
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            result = whence.cached(model, (X,), directory=tmp_path).module()(X)
+        assert isinstance(result, DTensor) is spreads and result.shape == expected.shape
+        told = [str(each.message) for each in caught]
+        assert any("a mesh of 0 of 4" in text for text in told) is spreads

@@ -29,6 +29,7 @@ from whence.interop.archive.saved import bytes_of, content_of, program_of, saved
 from whence.program import FlatProgram
 from whence.program.guards.expectations import ExpectedFunction, inside_of
 from whence.program.node_records import origin_of
+from whence.program.state import meshes_elsewhere
 
 _INSTALLED = ("site-packages", "dist-packages")
 _OURS = ("torch", "whence")
@@ -95,6 +96,7 @@ class Cache:
         except NotStorable as error:
             return [str(error)]
         again, lost = program_of(content, "the cached program", model)
+        lost = (*lost, *(f"a mesh of {axes}" for axes in meshes_elsewhere(again)))
         if lost or not admit(again):
             return [f"{', '.join(lost) or 'a guard'} cannot be compared in another process"]
         digest = _digest(content)
