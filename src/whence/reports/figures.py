@@ -47,7 +47,7 @@ def figures_of(
         "rows": [plain_row(row) for row in report.rows],
         "device": report.cost.device,
         "costs": {name: _figures(cost) for name, cost in costs.items()},
-        "inside": _inside(program, costs),
+        "inside": _inside(nodes, costs),
         "idle": [name for name, cost in costs.items() if not cost.taken],
         "notes": report.cost.notes(),
         "memory": report.memory.to_dict(),
@@ -62,13 +62,14 @@ def _figures(cost: NodeCost) -> list[float]:
     return [cost.flops, cost.read, cost.written, cost.seconds]
 
 
-def _inside(program: FlatProgram, costs: Mapping[str, NodeCost]) -> dict[str, list[float]]:
-    """What the graphs take that a node runs, for those who show none of their nodes."""
+def _inside(nodes: Mapping[str, fx.Node], costs: Mapping[str, NodeCost]) -> dict[str, list[float]]:
+    """What the graphs take that a node runs."""
     found = {}
-    for node in program.graph.nodes:
-        if starts := tuple(f"{source.name}{INSIDE}" for source, _ in held_graphs(node)):
-            rows = [_figures(cost) for name, cost in costs.items() if cost.taken and name.startswith(starts)]
-            found[node.name] = [sum(column) for column in zip(*rows, strict=True)]
+    for name, node in nodes.items():
+        around = name.removesuffix(node.name)
+        if starts := tuple(f"{around}{source.name}{INSIDE}" for source, _ in held_graphs(node)):
+            rows = [_figures(cost) for each, cost in costs.items() if cost.taken and each.startswith(starts)]
+            found[name] = [sum(column) for column in zip(*rows, strict=True)]
     return found
 
 

@@ -7,7 +7,9 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
+import whence
 from tests.viewer.reading import branching, program_of
 from whence.errors import SelectionError, UsageError
 
@@ -42,6 +44,19 @@ def test_nodes_of_nested_graphs_have_theirs() -> None:
         assert data[graph["id"]]["results"].keys() <= {node["id"] for node in graph["nodes"]}
     flops = numbers(data)
     assert flops["true_graph_0/addmm"] == flops["cond"] > 0
+
+
+def test_a_node_of_a_nested_graph_has_what_it_runs() -> None:
+    """A branch in a branch takes what its own graphs take."""
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.mean() > 1, lambda x: x @ x, lambda x: x.cos(), (x,))
+
+    program = whence.capture(
+        lambda x: torch.cond(x.sum() > 0, inner, lambda x: x.sin(), (x,)), (torch.ones(4, 4),)
+    )
+    flops = numbers(json.loads(program.to_text("node-data")))
+    assert flops["cond"] == flops["true_graph_0/cond"] == program.cost().total.total_flops == 128
 
 
 def test_numbers_of_the_callers_own() -> None:
