@@ -522,6 +522,45 @@ def _by_held_local(_: World) -> Any:
     return model, None, lambda _: setattr(held, "scale", 3.0)
 
 
+class Settings:
+    """A class that nobody makes instances of."""
+
+    scale = 2.0
+
+    class Inner:
+        """Settings of a part."""
+
+        scales: ClassVar = [2.0]
+
+
+class Derived(Settings):
+    """Adds nothing."""
+
+
+def _held_settings(run: Callable[[Any, Tensor], Any], held: Any, *change: Any) -> Callable[[World], Any]:
+    def make(_: World) -> Any:
+        model = Model(run)
+        model.held = held
+        return model, None, lambda patch: patch.setattr(*change)
+
+    return make
+
+
+HELD_CLASSES = {
+    "held_class": _held_settings(lambda self, x: x * self.held.scale, Settings, Settings, "scale", 3.0),
+    "base_of_a_held_class": _held_settings(
+        lambda self, x: x * self.held.scale, Derived, Settings, "scale", 3.0
+    ),
+    "class_in_a_held_class": _held_settings(
+        lambda self, x: x * self.held.Inner.scales[0], Settings, Settings.Inner, "scales", [3.0]
+    ),
+    "class_in_a_held_list": _held_settings(
+        lambda self, x: x * self.held[0].scale, [Settings], Settings, "scale", 3.0
+    ),
+}
+"""Classes in the place of objects with settings."""
+
+
 class Holding(nn.Module):
     """Reads behind a reference that it holds."""
 
@@ -662,7 +701,7 @@ CAUGHT: dict[str, Callable[[World], Any]] = {
         *(_loss_closure, _loss_object, _loss_method, _loss_module, _loss_partial),
     )
 }
-CAUGHT |= {name: _around(name) for name in AROUND}
+CAUGHT |= {name: _around(name) for name in AROUND} | HELD_CLASSES
 NAMED = {"an attribute that a tensor gets later": _by_added_attribute}
 
 

@@ -235,6 +235,8 @@ class Reads:
         while waiting:
             found = waiting.pop()
             kind = type(found)  # `isinstance` would ask the thing itself for its class
+            if is_held and issubclass(kind, type):
+                self.reachable.class_held(found, path, self._place)
             if id(found) in self._known or id(found) in inside or issubclass(kind, _ATOMS):
                 continue
             if issubclass(kind, _CONTAINERS):

@@ -43,6 +43,7 @@ from whence.dependence.lookup import held_attribute
 from whence.dependence.snapshots import (
     ATTRIBUTES,
     CACHED,
+    CLASS,
     CONTAINERS,
     CONTEXT,
     LOCAL,
@@ -230,12 +231,25 @@ class Reachable:
             slots = [(f"{path}.{name}", held) for name, held in content_of_slots(value).items()]
             rows += containers_saved([row for row in slots if isinstance(row[1], CONTAINERS)], keyed=True)
             self.saved += rows
-            for row in (row for row in rows if row.kind in (CONTEXT, ATTRIBUTES, LOCAL)):
+            for row in (row for row in rows if row.kind in (CONTEXT, ATTRIBUTES, LOCAL, CLASS)):
                 _, source = place()
                 if row.kind is CONTEXT:
                     self._name_context(row, source)
-                elif source is not None and (row.kind is LOCAL or issubclass(type(value), _HOLDING)):
+                elif source is not None and (row.kind is not ATTRIBUTES or issubclass(type(value), _HOLDING)):
                     self._owned.append((row, source))
+
+    def class_held(
+        self, kind: type, path: ModulePath, place: Callable[[], tuple[object, Source | None]]
+    ) -> None:
+        """Look at a class of the user's that the model holds, at those that it comes of, and at those in it:
+        code may take one for a table of settings."""
+        for base in kind.__mro__ if is_observable(kind) and not issubclass(kind, _NO_STATE) else ():
+            if is_library(base.__module__) or id(base) in self._seen:
+                continue
+            self.held(base, path, place)
+            for name, inside in vars(base).items():
+                if isinstance(inside, type):
+                    self.class_held(inside, path.child(name), place)
 
     def _follow(self, value: Any, path: str, reader: Reader, names: Iterable[str], depth: int) -> None:
         kind = type(value)
