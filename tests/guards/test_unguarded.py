@@ -76,6 +76,29 @@ def test_what_is_read_through_vars_is_named() -> None:
     assert "vars() of Net" in [row.what for row in guards.unguarded]
 
 
+class Settings:
+    """An object of a class that finds its attributes as all do."""
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+
+def test_what_is_read_through_vars_of_an_object_is_named() -> None:
+    """As of a module."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.settings = Settings()
+
+        def forward(self, x: Tensor) -> Tensor:
+            result: Tensor = x * vars(self.settings)["scale"]
+            return result
+
+    guards = whence.capture(Net(), (torch.ones(2),)).guards
+    assert "vars() of Settings" in [row.what for row in guards.unguarded]
+
+
 def test_objects_that_cannot_be_looked_into_are_named_wherever_they_are() -> None:
     """Also inside a container."""
 

@@ -117,20 +117,23 @@ class ReadObserver:
         if later is not None and kind is not nn.Module and not issubclass(kind, nn.Module):
             self._patches.enter_context(patched(kind, "__getattr__", self._observed_getattr(later)))
 
-    def _observed_lookup(self, lookup: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
+    def _observed_lookup(
+        self, lookup: Callable[[Any, str], Any], *, around: int = 0
+    ) -> Callable[[Any, str], Any]:
+        """A lookup that tells, with as many frames of ours between it and who asks."""
         thread, seen, identify = self._thread, self._seen, threading.get_ident
 
         def observed(holder: Any, name: str) -> Any:
             value = lookup(holder, name)
             if (id(holder), name) not in seen and identify() == thread:
-                self._note(holder, name, value, sys._getframe(1).f_code)
+                self._note(holder, name, value, sys._getframe(1 + around).f_code)
             return value
 
         return observed
 
     def _observed_last_lookup(self, lookup: Callable[[Any, str], Any]) -> Callable[[Any, str], Any]:
         """For a class without `__getattr__`: what is not found here is not there."""
-        found = self._observed_lookup(lookup)
+        found = self._observed_lookup(lookup, around=1)
         thread, seen, identify = self._thread, self._seen, threading.get_ident
 
         def observed(holder: Any, name: str) -> Any:
