@@ -561,6 +561,23 @@ HELD_CLASSES = {
 """Classes in the place of objects with settings."""
 
 
+class WithModule(nn.Module):
+    """Keeps a file of code under an attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.code = constructions_of_values
+
+    def forward(self, x: Tensor) -> Any:
+        """Scaled by a number of the file."""
+        return x * self.code.FACTOR  # type: ignore[attr-defined]
+
+
+def _by_held_file(_: World) -> Any:
+    vars(constructions_of_values)["FACTOR"] = 2.0
+    return WithModule(), None, lambda patch: patch.setattr(constructions_of_values, "FACTOR", 3.0)
+
+
 class Holding(nn.Module):
     """Reads behind a reference that it holds."""
 
@@ -696,6 +713,7 @@ CAUGHT: dict[str, Callable[[World], Any]] = {
             _by_buffer,
             _edited,
             _by_held_dict,
+            _by_held_file,
             _by_held_local,
         ),
         *(_loss_closure, _loss_object, _loss_method, _loss_module, _loss_partial),

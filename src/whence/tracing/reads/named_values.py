@@ -60,7 +60,7 @@ _SEQUENCES = (list, tuple, deque)
 _MAPPINGS = (dict, MappingProxyType, ChainMap, UserDict)
 OF_CLASSES = (FunctionType, *HELD_BY_CLASSES)
 _CALLING = (MethodType, partial, partialmethod, _lru_cache_wrapper, ref)
-_LEADING = (type, ref, FunctionType, MappingProxyType)
+_LEADING = (type, ref, FunctionType, MappingProxyType, ModuleType)
 """What an attribute may hold that decides by what it leads to."""
 _IMPLIED = frozenset(
     (

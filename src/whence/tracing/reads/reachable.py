@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from whence._torch.files import is_library
-from whence._torch.observe.attribute_reads import is_observable
+from whence._torch.observe.attribute_reads import class_attribute, is_observable
 from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence._torch.record.recorder import FakeTensor
 from whence.dependence.code import (
@@ -214,6 +214,9 @@ class Reachable:
         """Name what an attribute of an instance leads to."""
         if self._is_new(("under", owner, id(value)), value) and not self._is_inside(value):
             self._named.held(owner, value, path)
+            forward = function_in(class_attribute(owner, "forward"))
+            if isinstance(value, ModuleType) and forward is not None:
+                self._module(value, (forward.__code__, path), frozenset(names_in(forward.__code__)), _DEEP)
 
     def held(
         self,
