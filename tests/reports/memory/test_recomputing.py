@@ -65,7 +65,11 @@ def flops_of_eager(found: ModelCase) -> int:
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize(
-    "name", ["gru", "llama", "mixtral", "bert", "vit", "resnet", "t5", "albert", "gpt2_dropout"]
+    "name",
+    [
+        *("gru", "llama", "mixtral", "bert", "vit", "resnet", "t5", "albert", "gpt2_dropout"),
+        *("unet", "convnext", "custom_function", "mamba"),
+    ],
 )
 def test_each_call_saves_and_takes_what_a_checkpoint_does(name: str) -> None:
     """Of every call of the model: bytes that autograd holds, and FLOPs, with and without the checkpoint."""
@@ -94,6 +98,18 @@ def test_it_is_what_a_capture_of_the_checkpoint_keeps(path: str) -> None:
     figures = dict(row.figures)
     assert figures["recomputing saves"] == before.memory().kept_bytes - after.memory().kept_bytes
     assert figures["recomputing FLOPs"] == after.cost().total.flops["recomputed"]
+
+
+def test_a_call_in_a_checkpoint_is_run_again_as_it_is() -> None:
+    """A second one around it computes nothing more; there is nothing of it to save, nor of calls in it."""
+    found = case("llama_checkpoint")
+    model, args, kwargs = found.make()
+    program = whence.capture(model, args, kwargs, backward=found.loss)
+    for row in program.report(where="model.layers.*").rows:
+        other = replace(found, build=partial(checkpointed, found.build, row.path))
+        assert dict(row.figures)["recomputing FLOPs"] == flops_of_eager(other) - flops_of_eager(found) == 0
+    for row in program.report(where="model.layers.**").rows:
+        assert {dict(row.figures)[f"recomputing {name}"] for name in ("saves", "FLOPs")} == {0}
 
 
 def test_steps_are_asked_too() -> None:

@@ -3,7 +3,7 @@
 That is what `torch.utils.checkpoint.checkpoint(call, ..., use_reentrant=False)` does. What only derivatives
 inside the call read of what it made is not kept then. Its arguments are, and what it reads besides; inputs of
 the program are there anyway. It runs once more up to the last value that a derivative inside it reads, not to
-its end: there a checkpoint stops.
+its end: there a checkpoint stops. Of a call that is in one there is nothing to save.
 """
 
 from collections import Counter
@@ -52,7 +52,7 @@ class _Checkpoints:
         for base, readings in self.storages.readings.items():
             scopes = [self._scope(base), *(self._scope(each.node) for each in readings)]
             for number in self._around(common_ancestor(self._calls.parents, scopes)):
-                found[number] += size[base]
+                found[number] += size[base] if number in self._ends else 0
         for number, bases in self._wanted.items():
             found[number] -= sum(size[base] for base in bases)
         return found
@@ -80,10 +80,9 @@ class _Checkpoints:
         """The place before which a call is over that is computed again: what is saved last is there."""
         found: dict[int, int] = {}
         for node in self.storages.nodes:
-            if node.op == "call_function" and origin_of(node).phase is Phase.BACKWARD:
-                saved = list(filter(_is_saved, node.all_input_nodes))
+            if saved := _saved_for(node):
                 forward = self._named.get(origin_of(node).forward or "")
-                for number in self._around(self._scope(forward or node)) if saved else ():
+                for number in self._around(self._scope(forward or node)):
                     found[number] = max(found.get(number, 0), self._end(forward, saved))
         return found
 
@@ -129,6 +128,13 @@ class _Checkpoints:
         return ancestors(self._calls.parents, scope)
 
 
-def _is_saved(source: fx.Node) -> bool:
-    """Whether a derivative that reads this value has it from the forward."""
-    return source.op != "call_function" or origin_of(source).phase is Phase.FORWARD
+def _saved_for(node: fx.Node) -> list[fx.Node]:
+    """What a derivative reads that it has from the forward, or of the program's inputs."""
+    origin = origin_of(node)
+    if node.op != "call_function" or origin.phase is not Phase.BACKWARD or origin.recomputed:
+        return []
+    return [
+        source
+        for source in node.all_input_nodes
+        if source.op != "call_function" or origin_of(source).phase is Phase.FORWARD
+    ]
