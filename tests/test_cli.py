@@ -347,6 +347,15 @@ def test_report_says_what_calls_cost(form: str, capsys: pytest.CaptureFixture[st
     assert "kept bytes" in page or "kept_bytes" in page
 
 
+def test_rows_of_a_report_are_filtered_and_kernels_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    """By patterns as `select` takes them; one that fits nothing is bad usage."""
+    assert main(["report", TINY_BERT, "--filter", "type=LayerNorm :: backward", "--measure", "--json"]) == OK
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert rows and {row["type"] for row in rows} == {"LayerNorm"}
+    assert main(["report", TINY_BERT, "--filter", "type=Nothing"]) == USAGE
+    assert "no call fits" in capsys.readouterr().err
+
+
 def test_report_as_json_and_what_it_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     """Plain data; a device that nobody listed is bad usage."""
     assert main(["report", TINY_BERT, "--forward", "--json"]) == OK

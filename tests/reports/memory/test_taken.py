@@ -167,6 +167,7 @@ def test_a_workspace_is_unknown_where_nothing_runs() -> None:
     assert (row.operation, row.bytes) == ("getitem", 0)
     gap = "aten.mkldnn_rnn_layer.default: the workspace that it keeps for the backward"
     assert memory.gaps[gap] == 1 and f"memory not known: {gap}" in str(memory)
+    assert "measure=True (--measure)" in str(memory)
     assert str(memory).startswith("peak at least ") and "kept of unknown size: getitem" in str(memory)
     assert [dict(row.figures)["kept of unknown size"] for row in report.rows] == [1, 1]
     assert "kept of unknown size" not in dict(program.report(measure=True).rows[0].figures)

@@ -29,6 +29,7 @@ _KINDS = {
 }
 
 _SHOWN = 5
+_REMEDY = "measure=True (--measure) runs such kernels once, where they are this CPU's, and counts it"
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class Memory(OpensInNotebook, AsJSON):
         several = f"the peak is at one of {len(self.peaks)} places, by sizes: `memory().peaks` has formulas"
         besides += [several] if len(self.peaks) > 1 else []
         besides += [f"memory not known: {gap} (× {count})" for gap, count in self.gaps.items()]
+        besides += [_REMEDY] if any("kernel" in gap for gap in self.gaps) else []
         return "\n".join([peak, *map(_kept_line, largest[:_SHOWN]), *besides])
 
 
