@@ -232,16 +232,13 @@ class Program(Reported):
         return self.apply(rewriting.Decompose(table))
 
     def to(self, *where: str | torch.device | torch.dtype) -> Self:
-        """The program on another device, or with parameters and buffers of another dtype, as `module.to`.
+        """The program on another device, or with another floating point dtype, as a module moves.
 
-        `where` is a device, a floating point dtype, or both. Parameters and buffers are copies; the program
-        is what a capture of the moved model would give, and is called with arguments that are moved alike.
-        Devices in the graph are exchanged, dtypes that the model names itself stay. Raises `UsageError` that
-        says why a program cannot be moved: one with a backward, and one whose model asked for a dtype.
+        It has copies of the state, and is what a capture of the moved model would give. Devices in the graph
+        are exchanged, dtypes that the model names stay. Raises `UsageError` that says why a program cannot
+        be moved: one with a backward, and one whose model asked for a dtype.
         """
-        dtype = next((each for each in where if isinstance(each, torch.dtype)), None)
-        device = next((torch.device(each) for each in where if not isinstance(each, torch.dtype)), None)
-        return rewriting.moved(self, rewriting.Destination(device, dtype))
+        return rewriting.moved(self, *where)
 
     def verify(
         self,
@@ -256,13 +253,11 @@ class Program(Reported):
     ) -> Verification:
         """Run eager and the program from the same seed, and compare everything bit for bit.
 
-        `model` may be another instance than the captured one; it is left as it was. For a program of
-        `capture_step` it is the captured one, with the captured `optimizer`, since that is what the step
-        runs; both are left as they were. One that was loaded from a file needs the `step`, too, for a file
-        has of it its name. With `atol` the answer says whether all is `close`, too; `ok` is about bits all
-        the same. `by="call"` compares what each call of a module returns, too, and the gradient of that (of a
-        step with several backwards: in the last), where the program has one and no hook of the model's own
-        has changed eager's before it is seen.
+        `model` may be another instance than the captured one; of a step it is the captured one, with the
+        captured `optimizer`, since that is what the step runs, and the `step` itself where the program was
+        loaded from a file. All are left as they were. With `atol` the answer says whether all is `close`,
+        too; `ok` is about bits all the same. `by="call"` also compares what each call of a module returns, and
+        the gradient of that (in the last backward), unless a hook of the model's own has changed eager's.
         """
         refuse_unknown(by)
         program = with_step(self, step, optimizer)

@@ -358,14 +358,14 @@ def _kinds_of_object(thing: Any) -> Iterator[StateKind]:
 
 
 _CONTAINERS = (*CONTAINERS, bytearray, array)
-_PLAIN = (*_CONTAINERS, OrderedDict, defaultdict, Counter)
+_STANDARD = (*_CONTAINERS, OrderedDict, defaultdict, Counter)
 _OWN_WAYS = ("__iter__", "__len__", "__getitem__", "keys", "values", "items", "update", "pop", "clear")
 
 
 def is_container(kind: type) -> bool:
     """Whether a class is a container, and goes about it as Python's own does."""
     base = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
-    if base is None or kind in _PLAIN:
+    if base is None or kind in _STANDARD:
         return base is not None
     return all(getattr(kind, name, None) is getattr(base, name, None) for name in _OWN_WAYS)
 

@@ -88,7 +88,7 @@ def _is_library_object(value: object) -> bool:
 def _opaque_objects(guards: Sequence[Guard], guarded: Container[str]) -> Iterator[Unguarded]:
     """Whatever a guard can only recognise, and not look into."""
     for guard in guards:
-        if type(guard.expected) in _PLAIN or f"{_CONTEXT} {guard.what}" in guarded:
+        if type(guard.expected) in _EXPLAINED or f"{_CONTEXT} {guard.what}" in guarded:
             continue
         for found in _references(guard.expected):
             yield Unguarded(
@@ -97,7 +97,7 @@ def _opaque_objects(guards: Sequence[Guard], guarded: Container[str]) -> Iterato
             )
 
 
-_PLAIN = frozenset({ExpectedConstant, ExpectedHolder, ExpectedTensor, ExpectedNames, Missing})
+_EXPLAINED = frozenset({ExpectedConstant, ExpectedHolder, ExpectedTensor, ExpectedNames, Missing})
 """What holds no references; nearly all that is expected is of these kinds."""
 
 

@@ -14,11 +14,11 @@ from functools import cache
 from operator import itemgetter
 from typing import Any
 
-import torch
 from torch import fx
 
 from whence._torch.graphs import nodes_in
 from whence._torch.operators.schemas import op_name
+from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_flatten
 from whence.errors import UsageError
 from whence.program import FlatProgram
@@ -34,18 +34,6 @@ Operation = tuple[str, str]
 """An operator, and what it makes: `("aten.mm.default", "f32[8, 4]")`; of what, where else nothing differs."""
 Bag = Mapping[tuple[str, str], Counter[Operation]]
 """The operations of each call site and phase."""
-_PLAIN = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    type(None),
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-)
 
 
 @dataclass(frozen=True)
@@ -241,7 +229,7 @@ def _declared(target: Any) -> tuple[tuple[str, ...], Mapping[str, str]]:
 
 def _constant(value: Any) -> str:
     """Its text, where that has no address in it."""
-    return str(value) if isinstance(value, _PLAIN) else type(value).__name__
+    return str(value) if type(value) in PLAIN else type(value).__name__
 
 
 def _changes(before: Bag, after: Bag) -> Iterator[CallChange]:

@@ -1,7 +1,7 @@
 """Passes: from one valid program to another, with what is known of each node carried along."""
 
 from whence.rewriting.decompose import Decompose
-from whence.rewriting.move import Destination, moved
+from whence.rewriting.move import moved
 from whence.rewriting.passes import GraphPass, Pass, apply
 from whence.rewriting.repairs import CutGradients, Functionalize
 from whence.rewriting.simplify import CommonSubexpressions, ConstantFolding, DeadCode
@@ -13,7 +13,6 @@ __all__ = [
     "CutGradients",
     "DeadCode",
     "Decompose",
-    "Destination",
     "Edit",
     "Functionalize",
     "GraphPass",

@@ -57,7 +57,7 @@ class Destination:
         return self.fake(value, self.dtype_of(value.dtype)) if isinstance(value, FakeTensor) else value
 
 
-def moved(program: P, to: Destination) -> P:
+def moved(program: P, *where: str | torch.device | torch.dtype) -> P:
     """The program that a capture of the moved model would give; it has copies of the state.
 
     At the level of PyTorch's export each operator chooses its kernel when it runs. Devices in the graph are
@@ -65,6 +65,9 @@ def moved(program: P, to: Destination) -> P:
     names a dtype stays. Raises `UsageError` for what would be another graph there: a program below autograd,
     and, for a dtype, one whose model asked a tensor for its own.
     """
+    dtype = next((each for each in where if isinstance(each, torch.dtype)), None)
+    device = next((torch.device(each) for each in where if not isinstance(each, torch.dtype)), None)
+    to = Destination(device, dtype)
     UsageError.refuse([*_faults(program, to)])
     return with_variants(program, lambda each: _moved(each, to))
 

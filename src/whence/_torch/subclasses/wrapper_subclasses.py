@@ -19,13 +19,13 @@ from whence._torch.subclasses.fully_sharded import is_distributed
 from whence._torch.tensors import same_bits
 from whence.errors import NotDifferentiable
 
-_PLAIN = frozenset({Tensor, nn.Parameter, nn.Buffer, FakeTensor, int, float, bool, str, type(None)})
+_NOT_COMPOSED = frozenset({Tensor, nn.Parameter, nn.Buffer, FakeTensor, int, float, bool, str, type(None)})
 _OWN_WAYS = ("__torch_function__", "__torch_dispatch__")
 
 
 def is_composed(value: object) -> bool:
     """Whether a value is a tensor that is made of other tensors."""
-    if type(value) in _PLAIN or not isinstance(value, Tensor):
+    if type(value) in _NOT_COMPOSED or not isinstance(value, Tensor):
         return False
     return is_traceable_wrapper_subclass(value)
 
@@ -272,7 +272,7 @@ def untraceable(tensor: Tensor) -> tuple[str, str] | None:
     if is_composed(tensor):
         return _odd_parts(tensor)
     kind = type(tensor)
-    if kind in _PLAIN or is_lazy(tensor):
+    if kind in _NOT_COMPOSED or is_lazy(tensor):
         return _odd_layout(tensor)
     own = [name for name in _OWN_WAYS if getattr(kind, name) is not getattr(nn.Parameter, name)]
     if not own:
@@ -288,7 +288,7 @@ def untraceable(tensor: Tensor) -> tuple[str, str] | None:
 def kind_of(tensor: Tensor) -> str:
     """What people call a tensor: its class, or its layout."""
     layout = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
-    is_plain = type(tensor) in _PLAIN and layout != "strided"
+    is_plain = type(tensor) in _NOT_COMPOSED and layout != "strided"
     return f"{layout} tensor" if is_plain else type(tensor).__name__
 
 

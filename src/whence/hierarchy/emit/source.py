@@ -28,7 +28,7 @@ from whence.provenance import ModulePath
 from whence.provenance import Source as UserLine
 from whence.schema import Phase
 
-_PLAIN = (bool, int, str, type(None))
+_LITERALS = (bool, int, str, type(None))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _BodyWriter:
         if isinstance(argument, (list, tuple)):
             items = ", ".join(map(self.spelled, argument))
             return f"[{items}]" if isinstance(argument, list) else f"({items},)" if argument else "()"
-        if type(argument) in _PLAIN or (type(argument) is float and math.isfinite(argument)):
+        if type(argument) in _LITERALS or (type(argument) is float and math.isfinite(argument)):
             return repr(argument)
         if isinstance(argument, (torch.dtype, torch.layout, torch.memory_format)):
             self.globals["torch"] = torch

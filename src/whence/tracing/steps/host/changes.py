@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
+from whence._torch.plain_values import same_objects
 from whence.dependence.snapshots import ATTRIBUTES, CELL, CONTAINER, VARIABLE, Saved
 from whence.program.arguments.host_state import HostPlace
 from whence.tracing.reads.outside_modules import OF_MODULES
@@ -94,14 +95,12 @@ def _kept(before: Sequence[Any], now: Sequence[Any], thing: Any) -> int | None:
     if len(now) == len(before) and not isinstance(thing, deque):
         return len(now)
     if len(now) > len(before):
-        return len(before) if _are_same(before, now[: len(before)]) else None
+        return len(before) if same_objects(before, now[: len(before)]) else None
     full = isinstance(thing, deque) and thing.maxlen == len(now)
     starts = range(len(before) + 1) if full else ()
-    return next((len(before) - at for at in starts if _are_same(before[at:], now[: len(before) - at])), None)
-
-
-def _are_same(left: Sequence[Any], right: Sequence[Any]) -> bool:
-    return len(left) == len(right) and all(one is other for one, other in zip(left, right, strict=True))
+    return next(
+        (len(before) - at for at in starts if same_objects(before[at:], now[: len(before) - at])), None
+    )
 
 
 def is_of_modules(change: HostChange) -> bool:
