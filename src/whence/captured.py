@@ -256,8 +256,8 @@ class Program(Reported):
         `model` may be another instance than the captured one; of a step it is the captured one, with the
         captured `optimizer`, since that is what the step runs, and the `step` itself where the program was
         loaded from a file. All are left as they were. With `atol` the answer says whether all is `close`,
-        too; `ok` is about bits all the same. `by="call"` also compares what each call of a module returns, and
-        the gradient of that (in the last backward), unless a hook of the model's own has changed eager's.
+        too; `ok` is about bits all the same. `by="call"` also compares what each call of a module returns,
+        and the gradient of that (in the last backward), unless a hook of the model's own changed eager's.
         """
         refuse_unknown(by)
         program = with_step(self, step, optimizer)
