@@ -257,7 +257,7 @@ class Program(Reported):
         captured `optimizer`, since that is what the step runs, and the `step` itself where the program was
         loaded from a file. All are left as they were. With `atol` the answer says whether all is `close`,
         too; `ok` is about bits all the same. `by="call"` also compares what each call of a module returns,
-        and the gradient of that (in the last backward), unless a hook of the model's own changed eager's.
+        and the gradient of that where one backward alone reaches it, and no hook of the model's changed it.
         """
         refuse_unknown(by)
         program = with_step(self, step, optimizer)

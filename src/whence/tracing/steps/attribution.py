@@ -25,20 +25,22 @@ Owner = fx.Node | None
 
 
 def attribute_step(recorded: RecordedStep, step: StepNotes) -> GradientSums:
-    """Write an origin on every recorded node; return the gradients of the last pass of autograd."""
+    """Write an origin on every recorded node; return the gradients that values were given, those of the last
+    pass of autograd where several reached one."""
     log = recorded.session.log
     sites = log.sites
     for node in log.order:
         if log.marks[node].phase is not Phase.BACKWARD:
             set_origin(node, seen(sites, log, node))
     makers = first_of_each_moment(log)
-    since, gradients = 0, GradientSums()
+    since, found = 0, GradientSums()
     for run in step.runs:
         own = run.part_of(log)
         gradients = follow(own, run.roots, run.start)
         attribute_steps(own, sites, gradients, makers)
         attribute_rest(own, sites, gradients, since=since)
         since = run.end
+        found = GradientSums({**found.arrivals, **gradients.arrivals}, {**found.sums, **gradients.sums})
     for rehearsal in recorded.session.replay.records.rehearsals():
         attribute_steps(rehearsal.log, sites, rehearsal.gradients, makers)
     calls = _calls(recorded)
@@ -46,7 +48,7 @@ def attribute_step(recorded: RecordedStep, step: StepNotes) -> GradientSums:
         mark = log.marks[node]
         named = calls.get(owner, ()) if owner is not None else ()
         set_origin(node, Origin(mark.phase, named, source=mark.source, hook=mark.hook))
-    return gradients
+    return found
 
 
 def _calls(recorded: RecordedStep) -> dict[fx.Node, tuple[CallSite, ...]]:
