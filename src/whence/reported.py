@@ -38,7 +38,8 @@ class Reported(FlatProgram, AsJSON):
         Read from shapes as `cost` is, by storages: a view is no memory of its own. What kernels need for
         themselves is in no shape, and named in `gaps`. With `measure` kernels that need any (convolutions,
         recurrent layers, the backward of batch norms) run once on zeros, where the program is one for this
-        CPU, and what they took is in all figures. What an allocator rounds up is not counted.
+        CPU, and what they took is in all figures; `UsageError` is raised where a profiler is running, which
+        that would end. What an allocator rounds up is not counted.
         """
         return memory_of(self, sizes, measure=measure)
 

@@ -20,7 +20,7 @@ from whence.program.queries.plain import AsJSON
 from whence.program.queries.selecting import select_calls
 from whence.reports.cost import RECOMPUTED, Cost, cost_of, data_named
 from whence.reports.devices import Device
-from whence.reports.memory import Memory, Storages, memory_in, recomputing_of
+from whence.reports.memory import Memory, Storages, measured_if, memory_in, recomputing_of
 from whence.reports.modules import FoldedRow, ModuleRow, count_cells, counted, folded, module_report
 from whence.reports.numbers import scaled
 from whence.schema import Phase
@@ -115,7 +115,7 @@ def report_of(
     """Rows are in the order of calls. Raises `UsageError` for a device that there is not, and for sizes that
     only data decide."""
     cost = cost_of(program, device, sizes)
-    storages = Storages(program, sizes or {}, measured={} if measure else None)
+    storages = Storages(program, sizes or {}, measured=measured_if(measure))
     with data_named():
         memory, again = memory_in(storages), recomputing_of(storages, cost)
     kept, unknown = _kept_by_call(program, memory)

@@ -1,8 +1,10 @@
 """What a kernel takes for itself is what it took when it ran."""
 
+import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from whence._torch.observe.kernel_memory import KernelMemory, Layout, run_on_zeros
+from whence._torch.observe.kernel_memory import KernelMemory, Layout, is_profiling, run_on_zeros
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -38,3 +40,11 @@ def test_what_must_not_run_does_not() -> None:
     """Kernels of other devices, and those that would read what a fake kernel left empty."""
     assert run_on_zeros(aten.relu.default, (layout(6, 4, device=torch.device("cuda")),), {}) is None
     assert run_on_zeros(aten.relu.default, (layout(0, dtype=torch.uint8),), {}) is None
+
+
+@pytest.mark.canary("torch.autograd._profiler_enabled")
+def test_a_profiler_of_somebody_else_is_seen() -> None:
+    """While it runs."""
+    with profile(activities=[ProfilerActivity.CPU]):
+        assert is_profiling()
+    assert not is_profiling()

@@ -157,6 +157,17 @@ def test_measured_kernels_leave_no_difference(name: str) -> None:
     assert sum(memory.parts.values()) == memory.peak == program.report(measure=True).memory.peak
 
 
+def test_nothing_is_measured_while_a_profiler_runs() -> None:
+    """It would be ended; what it has seen stays."""
+    program = whence.capture(nn.Conv2d(3, 8, 3), (torch.randn(1, 3, 8, 8),))
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        X.relu()
+        for ask in (program.memory, program.report):
+            with pytest.raises(whence.UsageError, match="while a profiler is running"):
+                ask(measure=True)
+    assert any("relu" in row.key for row in profiled.key_averages())
+
+
 def test_a_workspace_is_unknown_where_nothing_runs() -> None:
     """In its row, in those of calls, and in the totals: never a silent zero."""
     found = recurrent()

@@ -43,6 +43,11 @@ class Layout:
         return torch.zeros(size, dtype=self.dtype).as_strided(self.shape, self.strides)
 
 
+def is_profiling() -> bool:
+    """Whether a profiler of somebody else is running, which another one would end."""
+    return torch.autograd._profiler_enabled()
+
+
 def run_on_zeros(kernel: Any, args: Any, kwargs: Any) -> KernelMemory | None:
     """What a kernel takes with arguments of these layouts; whatever it raises is raised.
 

@@ -55,7 +55,7 @@ NAMES = {
         DataDependentOutputException DynamicOutputShapeException FakeTensor FakeTensorMode
         unset_fake_temporarily
     """,
-    "torch.autograd": "_engine_run_backward",
+    "torch.autograd": "_engine_run_backward _profiler_enabled",
     "torch.autograd.graph": "_engine_run_backward",
     "torch.compiler": "_is_compiling_flag _is_exporting_flag",
     "torch.export.dynamic_shapes": "_DerivedDim _DimHint _StaticDim",

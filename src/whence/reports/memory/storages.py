@@ -18,11 +18,12 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.graphs import nodes_in
-from whence._torch.observe.kernel_memory import KernelMemory, Layout, run_on_zeros
+from whence._torch.observe.kernel_memory import KernelMemory, Layout, is_profiling, run_on_zeros
 from whence._torch.operators.schemas import op_name
 from whence._torch.operators.table import said_of
 from whence._torch.sizes.symbols import SYMBOLIC, size_at
 from whence.dependence.asking import Failed, attempt
+from whence.errors import UsageError
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of, record_of
 from whence.program.queries.marks import READS_NO_VALUE
@@ -32,6 +33,21 @@ from whence.schema import OutputKind, Phase, Quality
 
 _HAVE_WORKSPACES = re.compile(r"convolution|conv\w*\dd|rnn|lstm|gru|batch_norm_backward")
 """Operators whose kernels unfold or lay out their arguments in memory of their own."""
+
+
+Measured = dict[Any, KernelMemory | None]
+"""What kernels took when they ran, by what they were given."""
+
+
+def measured_if(wanted: bool) -> Measured | None:
+    """Where what is measured is noted; raises `UsageError` where a profiler is running already."""
+    if wanted and is_profiling():
+        raise UsageError(
+            "kernels cannot be measured while a profiler is running",
+            why="measuring starts PyTorch's profiler, which would end that one",
+            remedy="ask for it outside of the profiler",
+        )
+    return {} if wanted else None
 
 
 class BackwardRead(NamedTuple):
@@ -53,7 +69,7 @@ class Storages:
         program: FlatProgram,
         sizes: Mapping[str, int],
         inside: fx.GraphModule | None = None,
-        measured: dict[Any, KernelMemory | None] | None = None,
+        measured: Measured | None = None,
     ) -> None:
         self.program = program
         self.graph = program.graph if inside is None else inside.graph

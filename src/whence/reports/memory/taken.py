@@ -17,7 +17,7 @@ from whence.program.queries.notebook import OpensInNotebook
 from whence.program.queries.plain import AsJSON
 from whence.reports.cost import checked_sizes, data_named
 from whence.reports.memory.formulas import formulas_in
-from whence.reports.memory.storages import Storages, alive_in, has_memory_of_its_own, row_of
+from whence.reports.memory.storages import Storages, alive_in, has_memory_of_its_own, measured_if, row_of
 from whence.reports.numbers import scaled
 from whence.schema import InputKind, OutputKind
 
@@ -120,7 +120,7 @@ def memory_of(
 ) -> Memory:
     """Read from shapes alone; nothing runs, but for kernels that are to be measured."""
     with data_named():
-        return memory_in(Storages(program, checked_sizes(program, sizes), measured={} if measure else None))
+        return memory_in(Storages(program, checked_sizes(program, sizes), measured=measured_if(measure)))
 
 
 def memory_in(storages: Storages) -> Memory:
