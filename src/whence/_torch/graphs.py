@@ -42,6 +42,14 @@ def nested_graph(node: fx.Node, within: nn.Module | None = None) -> fx.GraphModu
     return held if isinstance(held, fx.GraphModule) else None
 
 
+def all_nodes(module: fx.GraphModule) -> Iterator[fx.Node]:
+    """Every node of a graph and of the graphs inside it, in order."""
+    for node in module.graph.nodes:
+        yield node
+        if (inner := nested_graph(node)) is not None:
+            yield from all_nodes(inner)
+
+
 def own_copy(
     module: fx.GraphModule, name: str | None = None, tensors: Mapping[str, Any] | None = None
 ) -> fx.GraphModule:

@@ -7,7 +7,7 @@ from whence.program.layers import Layers
 from whence.program.node_records import Adjoint, Contribution, GraphFacts
 from whence.program.program import Circumstances, FlatProgram, ModuleRecord
 from whence.program.queries.decisions import DecisionByValue
-from whence.program.signature import Input, Output, Part, Signature, Whole
+from whence.program.signature import Draw, Input, Output, Part, Signature, Whole
 
 __all__ = [
     "Absent",
@@ -20,6 +20,7 @@ __all__ = [
     "Contribution",
     "Convention",
     "DecisionByValue",
+    "Draw",
     "FlatProgram",
     "GraphFacts",
     "Input",

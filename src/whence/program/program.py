@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from torch import Tensor, fx
 
-from whence._torch.graphs import nested_graph
+from whence._torch.graphs import all_nodes
 from whence._torch.pytrees import TreeSpec
 from whence.errors import SelectionError
 from whence.program.arguments.convention import Convention
@@ -18,14 +18,14 @@ from whence.program.calls import Call, Calls, Structure
 from whence.program.guards.guards import Guards
 from whence.program.layers import Layers, layers_of
 from whence.program.node_records import GraphFacts, constant_origin, facts_in, origin_of
-from whence.program.queries.decisions import DecisionByValue, Draw, decisions_in, draws_in
+from whence.program.queries.decisions import DecisionByValue, decisions_in
 from whence.program.queries.history import History
 from whence.program.queries.notebook import OpensInNotebook
 from whence.program.queries.printing import page
 from whence.program.queries.selecting import find_input, find_output, select
 from whence.program.queries.shapes import Shapes, shapes_of
 from whence.program.replay import Replays
-from whence.program.signature import Input, Output, Signature
+from whence.program.signature import Draw, Input, Output, Signature
 from whence.provenance import ModulePath, Origin, Source
 from whence.schema import InputKind
 
@@ -93,7 +93,7 @@ class Circumstances:
 @dataclass(frozen=True, eq=False, repr=False)
 class FlatProgram(OpensInNotebook):
     """One flat functional graph, its signature, origins, calls, and the tensors of the model it was
-    captured from: what every room is given. `whence.Program` is this, with what only rooms above can answer.
+    captured from: what every room is given. `whence.Program` is this, with what rooms above answer.
 
     What each node is lies on the node (`node_records`), and `facts` says it of all of them. `result` is the
     structure of what the captured callable returns. `modules` are the names of the model's hierarchy. `state`
@@ -116,6 +116,10 @@ class FlatProgram(OpensInNotebook):
     circumstances: Circumstances = field(default_factory=Circumstances)
     history: History = field(default_factory=History)
     variants: tuple["FlatProgram", ...] = ()
+
+    def __post_init__(self) -> None:
+        signature = replace(self.signature, graph_module=self.graph_module)
+        object.__setattr__(self, "signature", signature)
 
     @property
     def name(self) -> str:
@@ -169,7 +173,7 @@ class FlatProgram(OpensInNotebook):
 
     def nodes(self) -> Iterator[fx.Node]:
         """Every node of every nested graph, in order."""
-        return _nodes_of(self.graph_module)
+        return all_nodes(self.graph_module)
 
     @cached_property
     def _by_name(self) -> dict[str, fx.Node]:
@@ -238,8 +242,8 @@ class FlatProgram(OpensInNotebook):
 
     @property
     def draws(self) -> tuple[Draw, ...]:
-        """The operations that draw random numbers, in order, with the call and the line of each."""
-        return draws_in(self.nodes())
+        """The operations that draw random numbers, as the signature has them."""
+        return self.signature.draws
 
     @property
     def shapes(self) -> Shapes:
@@ -263,13 +267,6 @@ class FlatProgram(OpensInNotebook):
         phases = phases if self.step is None else "forward, backward and optimizer"
         more = f", {len(self.variants)} variant(s)" if self.variants else ""
         return f"<Program of {self.name}: {len(self.graph.nodes):,} nodes, {phases}{more}>"
-
-
-def _nodes_of(module: fx.GraphModule) -> Iterator[fx.Node]:
-    for node in module.graph.nodes:
-        yield node
-        if (inner := nested_graph(node)) is not None:
-            yield from _nodes_of(inner)
 
 
 def _near(name: str, candidates: Mapping[str, object]) -> str:

@@ -1,16 +1,21 @@
-"""What each placeholder and each returned value of a program is, in graph order."""
+"""What each placeholder and each returned value of a program is, and each random draw, in graph order."""
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, fx
 
-from whence._torch.pytrees import TreeSpec
+from whence._torch.graphs import all_nodes
+from whence._torch.operators.schemas import op_name
+from whence._torch.pytrees import TreeSpec, tree_flatten
+from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
 from whence._torch.subclasses.wrapper_subclasses import groups_of, mesh_of, placements_of
+from whence.program.node_records import origin_of
+from whence.program.queries.marks import is_drawn
 from whence.program.queries.notebook import OpensInNotebook
-from whence.provenance import ModulePath
-from whence.schema import InputKind, OutputKind
+from whence.provenance import CallSite, ModulePath, Source
+from whence.schema import InputKind, OutputKind, Phase
 
 
 @dataclass(frozen=True)
@@ -117,16 +122,50 @@ class Whole:
 
 
 @dataclass(frozen=True)
+class Draw:
+    """An operation that draws random numbers: what a program takes in besides its inputs.
+
+    `node` is its name, `value` what it makes, `phase`, `call` and `source` say where it came from; `call` is
+    None outside of any module. `generator` is whose state it advances: that of a device (`torch.cpu`), or of
+    a module of Python's or NumPy's (`random`, `numpy.random`); `time` reads a clock.
+    """
+
+    node: str
+    operation: str
+    value: str
+    phase: Phase
+    call: CallSite | None
+    source: Source | None
+    generator: str
+
+    @property
+    def library(self) -> str:
+        """Who draws: `torch`, `numpy`, or Python's own `random` or `time`."""
+        return self.generator.partition(".")[0]
+
+    def __str__(self) -> str:
+        called = "" if self.call is None else f"  {str(self.call) or '(root)'}"
+        return f"{self.node}: {self.value}  {self.operation}{called}  from {self.generator}"
+
+
+@dataclass(frozen=True)
 class Signature(OpensInNotebook):
     """A row of `inputs` per placeholder, of `outputs` per returned value, of `attributes` per `get_attr`.
 
-    `wholes` are the tensors that are made of several inputs.
+    `wholes` are the tensors that are made of several inputs. `draws` are read off the graph, `graph_module`.
     """
 
     inputs: tuple[Input, ...]
     outputs: tuple[Output, ...]
     attributes: tuple[Input, ...] = ()
     wholes: tuple[Whole, ...] = ()
+    graph_module: fx.GraphModule | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def draws(self) -> tuple[Draw, ...]:
+        """The operations that draw random numbers, in graph order, those of branches and loops included."""
+        nodes = () if self.graph_module is None else all_nodes(self.graph_module)
+        return tuple(_draw(node) for node in nodes if is_drawn(node))
 
     @property
     def state(self) -> tuple[Input, ...]:
@@ -154,7 +193,23 @@ class Signature(OpensInNotebook):
 
     def __str__(self) -> str:
         rows = [*map(_input_line, (*self.attributes, *self.inputs)), *map(_output_line, self.outputs)]
+        rows += [f"  in   random    {draw}" for draw in self.draws]
         return "\n".join(rows)
+
+
+def _draw(node: fx.Node) -> Draw:
+    origin, made = origin_of(node), node.meta.get("val")
+    call = origin.calls[0] if origin.calls else None
+    told = (node.name, op_name(node.target), describe(made), origin.phase, call, origin.source)
+    return Draw(*told, generator=_generator(node))
+
+
+def _generator(node: fx.Node) -> str:
+    """The module of a function that draws outside of torch, else the generator of the device."""
+    if node.target is DRAWN:
+        return str(node.args[0]).rpartition(".")[0]
+    made = next((leaf for leaf in tree_flatten(node.meta.get("val"))[0] if isinstance(leaf, Tensor)), None)
+    return "torch" if made is None else f"torch.{made.device}"
 
 
 def _input_line(row: Input) -> str:

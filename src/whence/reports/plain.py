@@ -21,6 +21,7 @@ from whence.program import (
     Call,
     Constant,
     DecisionByValue,
+    Draw,
     FlatProgram,
     Input,
     Named,
@@ -46,7 +47,7 @@ def plain(program: FlatProgram) -> dict[str, Any]:
         "outputs": [_output(row) for row in program.signature.outputs],
         "calls": [_call(call) for call in program.calls.rows],
         "nodes": [_node(node, program) for node in program.graph.nodes],
-        "draws": [plain_fields(row, "node", "operation", "phase", "call", "source") for row in program.draws],
+        "draws": [_draw(row) for row in program.signature.draws],
         "history": program.history.to_dict(),
         "decisions": [_decision(row) for row in program.decisions],
         "guards": program.guards.to_dict(),
@@ -56,6 +57,10 @@ def plain(program: FlatProgram) -> dict[str, Any]:
 def _decision(row: DecisionByValue) -> dict[str, Any]:
     told = plain_fields(row, "node", "call", "source", "asked")
     return {**told, "answer": value_of(row.answer), "drawn": row.drawn}
+
+
+def _draw(row: Draw) -> dict[str, Any]:
+    return plain_fields(row, "node", "operation", "value", "phase", "call", "source", "generator", "library")
 
 
 def _input(row: Input) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A forward program on another device, or with state of another dtype: what `module.to` is to a model."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from whence.program.arguments.variants import with_variants
 from whence.program.guards.expectations import ExpectedTensor
 from whence.program.guards.guards import Guards
 from whence.program.guards.rows import Guard
+from whence.program.signature import Input
 from whence.rewriting.decompose import graphs_in
 from whence.schema import GuardKind, InputKind, OutputKind
 
@@ -81,14 +82,15 @@ def _moved(program: P, to: Destination) -> P:
         for node in graph.nodes:
             _move(node, to, kinds if graph is module.graph else {})
     values = {node.name: node.meta.get("val") for node in module.graph.nodes}
-    rows = {
-        name: tuple(replace(row, value=values[row.name]) for row in getattr(program.signature, name))
-        for name in ("inputs", "attributes")
-    }
+
+    def there(rows: Sequence[Input]) -> tuple[Input, ...]:
+        return tuple(replace(row, value=values[row.name]) for row in rows)
+
+    held_there, inputs = there(program.signature.attributes), there(program.signature.inputs)
     UsageError.refuse([*_other_writes(program, values)])
     return program.with_changes(
         graph_module=module,
-        signature=replace(program.signature, **rows),
+        signature=replace(program.signature, inputs=inputs, attributes=held_there),
         convention=replace(program.convention, leaves=tuple(map(to.argument, program.convention.leaves))),
         state=state,
         guards=_guards(program.guards, to),

@@ -1,4 +1,4 @@
-"""What a run depends on besides its inputs: answers that values of the example gave, and random numbers."""
+"""What a run depends on besides its inputs and what it draws: answers that values of the example gave."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,13 +6,10 @@ from typing import Any
 
 from torch import fx
 
-from whence._torch.operators.schemas import op_name
 from whence._torch.sizes.numbers import stays
 from whence.program.node_records import origin_of
 from whence.program.queries.marks import is_drawn, leading_to
-from whence.program.signature import describe
 from whence.provenance import CallSite, Source
-from whence.schema import Phase
 
 
 @dataclass(frozen=True)
@@ -52,35 +49,3 @@ def _decision(node: fx.Node) -> DecisionByValue:
     call = origin.calls[0] if origin.calls else None
     drawn = any(map(is_drawn, leading_to([node])))
     return DecisionByValue(node.name, call, origin.source, str(asked), answer, drawn)
-
-
-@dataclass(frozen=True)
-class Draw:
-    """An operation that draws from the generator of its device, in the order of the graph.
-
-    `node` is its name, `value` what it makes, `phase`, `call` and `source` say where it came from; `call` is
-    None outside of any module.
-    """
-
-    node: str
-    operation: str
-    value: str
-    phase: Phase
-    call: CallSite | None
-    source: Source | None
-
-    def __str__(self) -> str:
-        called = "" if self.call is None else f"  {str(self.call) or '(root)'}"
-        return f"{self.node}: {self.value}  {self.operation}{called}"
-
-
-def draws_in(nodes: Iterable[fx.Node]) -> tuple[Draw, ...]:
-    """All of a graph's, those of branches and loops included."""
-    return tuple(_draw(node) for node in nodes if is_drawn(node))
-
-
-def _draw(node: fx.Node) -> Draw:
-    origin = origin_of(node)
-    call = origin.calls[0] if origin.calls else None
-    value = describe(node.meta.get("val"))
-    return Draw(node.name, op_name(node.target), value, origin.phase, call, origin.source)

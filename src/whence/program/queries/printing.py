@@ -18,9 +18,8 @@ if TYPE_CHECKING:
 
 def page(program: "FlatProgram") -> str:
     """The whole program; one line per node, grouped by phase and module call."""
-    drawn = [f"  in   random    {draw}" for draw in program.draws]
     variants = [f"  variant   {in_words(each.circumstances.numbers)}: {each!r}" for each in program.variants]
-    head = [f"program {program.name}", str(program.signature), *drawn, *variants]
+    head = [f"program {program.name}", str(program.signature), *variants]
     return "\n".join([*head, *_body(program.graph)])
 
 

@@ -30,7 +30,7 @@ from whence.interop.archive.records.checked import (
 )
 from whence.interop.archive.records.kinds import Special
 from whence.interop.archive.records.values import written_value
-from whence.program import Absent, Constant, Convention, Named, Whole
+from whence.program import Absent, Constant, Convention, Named, Signature, Whole
 from whence.program.arguments.host_state import HostCall, HostPlace
 from whence.program.arguments.open_sizes import Reading, SizeRule, Sizes
 from whence.program.arguments.optimizer_arguments import Outside, Step
@@ -308,6 +308,9 @@ SPECIAL: dict[tuple[type, str], Form] = {
 }
 """Fields whose annotation does not say how they are stored."""
 
+_FOLLOW = frozenset(((Signature, "graph_module"),))
+"""Fields that the program fills of itself."""
+
 _BY_TYPE: dict[Any, Form] = {
     **dict.fromkeys((Any, object, Tensor), kinds.ANYTHING),
     **{kind: kinds.one_of_torch(kind) for kind in (torch.dtype, torch.device, torch.layout)},
@@ -363,7 +366,7 @@ def _defaults(kind: Any) -> dict[str, Any]:
     if not is_dataclass(kind):
         return {name: kind._field_defaults.get(name, MISSING) for name in kind._fields}
     found = {}
-    for row in fields(kind):
+    for row in (row for row in fields(kind) if (kind, row.name) not in _FOLLOW):
         made = row.default_factory
         found[row.name] = row.default if made is MISSING else made()
     return found
