@@ -504,3 +504,14 @@ def test_small_complex_numbers_are_compared() -> None:
     program = whence.capture(lambda x: x.to(torch.complex32), (x,))
     assert program.verify(lambda x: x.to(torch.complex32), (x,)).ok
     assert not program.verify(lambda x: (x * 2).to(torch.complex32), (x,)).ok
+
+
+def _by_strides(x: Tensor) -> Tensor:
+    return x * (2 if x.stride(0) == 0 else 3) + x.stride(1)
+
+
+@pytest.mark.parametrize("x", [torch.ones(1, 4).expand(3, 4), torch.ones(6, 8)[::2, ::2], torch.ones(4, 3).T])
+def test_arguments_keep_their_layout(x: Tensor) -> None:
+    """Every run has copies with the strides of the arguments."""
+    program = whence.capture(_by_strides, (x,))
+    assert program.verify(_by_strides, (x,)).ok

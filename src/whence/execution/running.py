@@ -108,8 +108,21 @@ def copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
 
 def _copy(tensor: Tensor) -> Tensor:
     parts, spec = tree_flatten(tensor)
-    copied: Tensor = tree_unflatten([part.detach().clone() for part in parts], spec)
+    copied: Tensor = tree_unflatten([*map(_copy_of_plain, parts)], spec)
     return copied
+
+
+def _copy_of_plain(tensor: Tensor) -> Tensor:
+    """A copy laid out alike: a model may ask for the strides of one that is expanded, or has gaps."""
+    copied = tensor.detach().clone()
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_meta:
+        return copied
+    if copied.stride() == tensor.stride() or tensor.is_conj() or tensor.is_neg():
+        return copied
+    memory, place = tensor.detach().untyped_storage().clone(), tensor.storage_offset()
+    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
+        memory, place, tensor.shape, tensor.stride()
+    )
 
 
 def seed_of_its_way(program: FlatProgram, run: Callable[[int], Any]) -> int:
