@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import whence
-from tests.behaviours.deciding import NEGATIVE, Counted, EarlyExit, Half, Matching, Routed, Sized, X
+from tests.behaviours.deciding import NEGATIVE, Counted, EarlyExit, Half, Matching, OfNumPy, Routed, Sized, X
 
 
 @pytest.mark.sample(2)
@@ -18,6 +18,7 @@ from tests.behaviours.deciding import NEGATIVE, Counted, EarlyExit, Half, Matchi
         (Routed, (X,), (NEGATIVE,)),  # false, and sizes of data
         (Sized, (X, torch.tensor(3)), (X, torch.tensor(4))),  # a number
         (Matching, (X,), (X * 2,)),  # a comparison of numbers
+        (Counted, (X,), (X * 2,)),
     ],
 )
 def test_decisions_are_assertions(model: Any, example: Any, other: Any) -> None:
@@ -44,8 +45,8 @@ def test_the_line_is_in_the_assertion() -> None:
 
 
 def test_what_it_has_no_words_for() -> None:
-    """Numbers that Python used as such are no symbols; the error names each, and its line."""
-    program = whence.capture(Counted(), (X,), decide="example")
-    with pytest.raises(whence.NotExportable, match="getitem is 2") as caught:
+    """What NumPy read is no symbol; the error names it, and its line."""
+    program = whence.capture(OfNumPy(), (X,), decide="example")
+    with pytest.raises(whence.NotExportable, match="the content of select is") as caught:
         program.to_exported_program()
     assert "deciding.py" in str(caught.value)
