@@ -168,7 +168,7 @@ BROKEN: dict[str, list[tuple[Breaking, str]]] = {
         (output_node_missing, "0 values are returned, 4 are described"),
     ],
     "origins_present": [(origin_missing, "relu has no origin"), (origin_unknown, "relu has no origin")],
-    "origins_known": [
+    "origins_resolve": [
         (forward_node_unknown, "threshold_backward differentiates nowhere, which does not exist"),
         (call_unknown, "mm comes from a call that was not made"),
         (place_unknown, "mm comes from a call that was not made"),

@@ -42,7 +42,7 @@ def is_saved(name: str) -> bool:
     return name.endswith(SAVED)
 
 
-def held_against(
+def program_and_other(
     name: str, other: str | None, *, backward: bool, loss: str | None = None
 ) -> tuple[Program, NamedModel]:
     """The program of a model, or the one in a file, and the `other` model: without, the one of the program.

@@ -8,7 +8,7 @@ from rich.console import Console
 
 from whence.api import Program, capture
 from whence.cli.printing import FAILED, OK, print_json, print_page, signature_line
-from whence.cli.programs import held_against, is_saved, runnable, working
+from whence.cli.programs import is_saved, program_and_other, runnable, working
 from whence.demo import GPT, GPTConfig, gpt, next_token_loss
 from whence.execution.doctor import diagnosis
 from whence.execution.verify import Verification
@@ -20,7 +20,7 @@ _MOST_SHOWN = 20
 
 def verify(options: argparse.Namespace, console: Console) -> int:
     """The program beside eager, bit for bit."""
-    program, named = held_against(
+    program, named = program_and_other(
         options.model, options.other, backward=not options.forward, loss=options.loss
     )
     with working("running both"):
@@ -34,7 +34,7 @@ def verify(options: argparse.Namespace, console: Console) -> int:
 def check(options: argparse.Namespace, console: Console) -> int:
     """What a capture relied on, and whether it still holds."""
     again = None if is_saved(options.model) else options.model
-    program, other = held_against(options.model, options.other or again, backward=not options.forward)
+    program, other = program_and_other(options.model, options.other or again, backward=not options.forward)
     with working("checking"):
         violations = program.check(other.model, other.args, other.kwargs)
     if options.json:
@@ -47,10 +47,10 @@ def check(options: argparse.Namespace, console: Console) -> int:
         print_page(console, violation)
     if len(violations) > _MOST_SHOWN:
         print_page(console, f"… and {len(violations) - _MOST_SHOWN:,} more (--json has all)")
-    return print_page(console, _held(options, len(program.guards), len(violations)), ok=not violations)
+    return print_page(console, _summary(options, len(program.guards), len(violations)), ok=not violations)
 
 
-def _held(options: argparse.Namespace, guards: int, violations: int) -> str:
+def _summary(options: argparse.Namespace, guards: int, violations: int) -> str:
     on = options.other or f"another instance of {options.model}"
     if violations:
         return f"{violations} of {guards:,} guards do not hold on {on}"

@@ -158,7 +158,7 @@ def _operations(code: CodeType) -> Iterator[tuple[int, int]]:
         yield operation, argument
 
 
-def asked_of_builtins(
+def builtin_queries(
     code: CodeType, variables: Mapping[str, Any], builtins: Mapping[str, Any]
 ) -> Iterator[str]:
     """What the code asks that nobody sees."""

@@ -12,7 +12,7 @@ from whence._torch.subclasses.fully_sharded import class_as_written
 from whence.dependence.describe import closure_of, code_of
 from whence.dependence.values import is_constant
 
-__all__ = ["NOTHING", "class_attribute", "held_attribute", "is_of_module", "module_attribute", "same_class"]
+__all__ = ["NOTHING", "class_attribute", "is_of_module", "module_attribute", "same_class", "static_attribute"]
 
 
 def is_of_module(name: str) -> bool:
@@ -29,7 +29,7 @@ def module_attribute(module: nn.Module, name: str) -> Any:
     return NOTHING
 
 
-def held_attribute(thing: Any, name: str) -> Any:
+def static_attribute(thing: Any, name: str) -> Any:
     """An attribute of an object or a class, found without running any code of theirs."""
     if isinstance(thing, type):
         return class_attribute(thing, name)

@@ -70,7 +70,7 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
         case ExpectedTensor():
             return tensor_difference(expected, value, walk)
         case ExpectedHolder(number, kind):
-            return _held_difference(number, kind, value, walk)
+            return _holder_difference(number, kind, value, walk)
         case Items(kind, items):
             return _items_difference(kind, items, value, walk)
         case Entries(kind, keys, items):
@@ -161,7 +161,7 @@ def _tie_difference(number: int, value: Tensor, walk: Walk) -> str | None:
     return None
 
 
-def _held_difference(number: int, kind: type, value: Any, walk: Walk) -> str | None:
+def _holder_difference(number: int, kind: type, value: Any, walk: Walk) -> str | None:
     if not same_class(kind, type(value)):
         return _other(kind, value)
     known = walk.holders.setdefault(number, value)
@@ -228,7 +228,7 @@ def _is_bound_alike(expected: ExpectedFunction, owner: object, walk: Walk) -> bo
     if expected.owner is None:
         return owner is None
     if expected.bound is not None:
-        return _held_difference(expected.bound, expected.owner, owner, walk) is None
+        return _holder_difference(expected.bound, expected.owner, owner, walk) is None
     return same_class(expected.owner, type(owner))
 
 

@@ -19,9 +19,9 @@ from torch import nn
 from whence._torch.observe.attribute_reads import NOTHING, is_observable
 from whence.dependence.code import (
     Code,
-    asked_of_builtins,
     asks_environment_alone,
     behind,
+    builtin_queries,
     codes_in,
     function_in,
     globals_in,
@@ -107,7 +107,7 @@ class Variables:
         for module in imported(code, frame.f_globals):
             self._look_into(module, names, code.co_name, _DEPTH)
         if kind is Code.USER:
-            self._doubts += asked_of_builtins(code, frame.f_globals, frame.f_builtins)
+            self._doubts += builtin_queries(code, frame.f_globals, frame.f_builtins)
         held = frame.f_locals if code.co_freevars else {}
         self._entered[id(code)] = {
             name: held.get(name, NOTHING) for name in code.co_freevars if name not in _CONSTANT

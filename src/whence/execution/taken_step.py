@@ -32,18 +32,18 @@ def step_taken(
     """
     subject = step_subject(step, model)
     enclosed = enclosed_by(step)
-    before = _tensors_around(enclosed)
+    before = _reachable_tensors(enclosed)
     found = optimizing(subject, as_one_optimizer(optimizer))
     with same_start(subject, inputs, [*before.values()]) as given, optimizer_kept(found):
         try:
             take(step, *given)
-            now = _tensors_around(enclosed_by(step))
+            now = _reachable_tensors(enclosed_by(step))
             yield [tensor for key, tensor in now.items() if key not in before]
         finally:
             enclosed.restore()
 
 
-def _tensors_around(enclosed: Enclosed) -> dict[int, Tensor]:
+def _reachable_tensors(enclosed: Enclosed) -> dict[int, Tensor]:
     """The tensors that a step leads to, by identity; all of what leads there is looked at from now on."""
     _look_everywhere(enclosed)
     values = (value for row in (*enclosed.rows, *enclosed.theirs) for value in _without_tuples(row.held()))

@@ -181,7 +181,7 @@ def _run(
     with (
         same_start(subject, start[0], constants, start[1]) as given,
         optimizer_kept(found),
-        _around_kept(step),
+        _host_state_restored(step),
     ):
         if step.second:
             again = copied(start[0])
@@ -193,11 +193,11 @@ def _run(
             result = call(*given[0], **given[1])
         held = {row.path: _as_tensor(row.value) for row in found.entries(None) if row.value is not None}
         held |= {row.path: _as_tensor(row.value) for row in found.settings() if is_number(row.value)}
-        held |= {path: _as_tensor(value) for path, value in _left_around(step)}
+        held |= {path: _as_tensor(value) for path, value in _host_state(step)}
         return noted(program, given, result, tensors, held)
 
 
-def _left_around(step: Step) -> Iterator[tuple[str, Any]]:
+def _host_state(step: Step) -> Iterator[tuple[str, Any]]:
     """Numbers and tensors that a step leaves in Python around it."""
     now = step.as_kept_now() or step
     rows = [(row.place.path, row.value) for row in now.counted]
@@ -213,7 +213,7 @@ def _as_tensor(value: Any) -> Tensor:
 
 
 @contextmanager
-def _around_kept(step: Step) -> Iterator[None]:
+def _host_state_restored(step: Step) -> Iterator[None]:
     """Give back what a step changes in Python around it, and the numbers of tensors that it writes there
     before it puts others in their place."""
     places = (step.as_kept_now() or step).places

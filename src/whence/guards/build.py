@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from whence._torch.observe.wrappers import seen_through, wrappers_around
+from whence._torch.observe.wrappers import seen_through, wrapper_chain
 from whence._torch.plain_values import PLAIN
 from whence._torch.subclasses.fully_sharded import class_as_written, managed_parameters
 from whence.dependence.describe import Describer, reference
@@ -90,7 +90,7 @@ def _modules(observed: Observed) -> list[Located]:
 def _wrappers(path: ModulePath, module: nn.Module, parent: nn.Module | None) -> tuple[nn.Module, ...]:
     """What a module is seen through where its parent holds it."""
     held = None if parent is None or not path else parent._modules.get(path.name)
-    return () if held is None or held is module else wrappers_around(held)
+    return () if held is None or held is module else wrapper_chain(held)
 
 
 def _wanted_paths(observed: Observed) -> set[ModulePath]:

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from whence._torch.observe.hooks import gradient_hooks, has_gradient_hooks
-from whence._torch.observe.wrappers import seen_through, wrappers_around
+from whence._torch.observe.wrappers import seen_through, wrapper_chain
 from whence.dependence.asking import Failed, ask
 from whence.dependence.describe import code_of, function_of, shown
 from whence.dependence.lookup import NOTHING, class_attribute, same_class
@@ -109,7 +109,7 @@ def _inside(held: object, walk: Walk) -> Any:
     """The module that is held, behind what wraps it."""
     if not isinstance(held, nn.Module):
         return held
-    wrappers, module = wrappers_around(held), seen_through(held)
+    wrappers, module = wrapper_chain(held), seen_through(held)
     if wrappers:
         walk.wrappers[id(module)] = wrappers
     return module

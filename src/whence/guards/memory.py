@@ -15,7 +15,7 @@ from torch import nn
 
 from whence._torch.observe.attribute_reads import TABLES
 from whence._torch.observe.hooks import HOOK_KINDS
-from whence._torch.observe.wrappers import seen_through, wrappers_around
+from whence._torch.observe.wrappers import seen_through, wrapper_chain
 from whence._torch.plain_values import same_objects
 from whence._torch.subclasses.fully_sharded import class_as_written
 from whence.dependence.describe import Describer
@@ -87,7 +87,7 @@ class LastCheck:
         if not is_asked or walk.same_model != self.walk.same_model:
             return None
         try:
-            if not (self._are_placed() and all(map(_is_as_held, self.rows))):
+            if not (self._are_placed() and all(map(_is_cached_state, self.rows))):
                 return None
         except (KeyError, RuntimeError):  # a tensor that has been emptied has no shape
             return None
@@ -115,7 +115,7 @@ def _copied(walk: Walk, waiting: Sequence[Met]) -> Walk:
     )
 
 
-def _is_as_held(row: SeenModule) -> bool:
+def _is_cached_state(row: SeenModule) -> bool:
     """The hot loop, in which a call would cost as much as a look."""
     held, read, values, is_unhooked, absent, tensors = row
     if not all(map(is_, read(held), values)) or (is_unhooked and any(_hooks_of(held))):
@@ -164,7 +164,7 @@ class Remembered:
 
 
 def _wrappers(held: object) -> tuple[nn.Module, ...]:
-    return wrappers_around(held) if isinstance(held, nn.Module) else ()
+    return wrapper_chain(held) if isinstance(held, nn.Module) else ()
 
 
 def _places(row: HolderPlan, walk: Walk) -> Iterator[Place]:

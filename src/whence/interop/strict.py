@@ -75,7 +75,7 @@ def _read(model: nn.Module, given: tracing.Given, preserved: tuple[str, ...]) ->
             preserve_module_call_signature=preserved,
         )
     program = from_exported_program(exported, dict(model.named_buffers(remove_duplicate=False)))
-    convention = replace(program.convention, limits=_as_asked(model, given, program))
+    convention = replace(program.convention, limits=_declared_limits(model, given, program))
     return program.with_changes(modules=tuple(_as_in_model(model, program)), convention=convention).under(
         opaque=_functions_in(exported)
     )
@@ -89,7 +89,7 @@ def _functions_in(exported: ExportedProgram) -> tuple[str, ...]:
     return ("a custom autograd function",) if read else ()
 
 
-def _as_asked(model: nn.Module, given: tracing.Given, program: FlatProgram) -> dict[str, Limits]:
+def _declared_limits(model: nn.Module, given: tracing.Given, program: FlatProgram) -> dict[str, Limits]:
     """The limits of sizes, with those below which PyTorch checks nothing where somebody wrote them."""
     limits, dynamic = dict(program.convention.limits), example_of(subject_of(model), given).dynamic
     for at, wish in {} if dynamic is None else dynamic.wishes.items():

@@ -1,7 +1,7 @@
 """A captured program: hold it, select from it, print it, know whether it is well formed."""
 
 from whence.program.arguments.convention import Convention
-from whence.program.arguments.fitting import AskedMode
+from whence.program.arguments.fitting import ModeQuery
 from whence.program.calls import Absent, Call, Calls, Constant, Named, Structure
 from whence.program.layers import Layers
 from whence.program.node_records import Adjoint, Contribution, GraphFacts
@@ -12,7 +12,6 @@ from whence.program.signature import Draw, Input, Output, Part, Signature, Whole
 __all__ = [
     "Absent",
     "Adjoint",
-    "AskedMode",
     "Call",
     "Calls",
     "Circumstances",
@@ -25,6 +24,7 @@ __all__ = [
     "GraphFacts",
     "Input",
     "Layers",
+    "ModeQuery",
     "ModuleRecord",
     "Named",
     "Output",

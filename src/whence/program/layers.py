@@ -53,7 +53,7 @@ def layers_of(program: "FlatProgram") -> tuple[Layers, ...]:
     """
     regions = Regions(program)
     groups = _groups(first_equal_calls(regions))
-    around = _groups_around(program, groups)
+    around = _enclosing_groups(program, groups)
     found = [calls for calls in groups.values() if not _follows([around[number] for number in calls])]
     return tuple(_layers(regions, calls) for calls in found if regions.inside(calls[0]))
 
@@ -66,7 +66,7 @@ def _groups(first: Sequence[int]) -> dict[int, list[int]]:
     return {leader: calls for leader, calls in groups.items() if len(calls) > 1}
 
 
-def _groups_around(program: "FlatProgram", groups: Mapping[int, list[int]]) -> list[_Enclosing]:
+def _enclosing_groups(program: "FlatProgram", groups: Mapping[int, list[int]]) -> list[_Enclosing]:
     """For each call, the innermost call around it that equals others, and the first of these."""
     group_of = {number: leader for leader, calls in groups.items() for number in calls}
     around: list[_Enclosing] = [None]

@@ -12,7 +12,7 @@ from whence._torch.graphs import all_nodes
 from whence._torch.pytrees import TreeSpec
 from whence.errors import SelectionError
 from whence.program.arguments.convention import Convention
-from whence.program.arguments.fitting import AskedMode
+from whence.program.arguments.fitting import ModeQuery
 from whence.program.arguments.optimizer_arguments import Step
 from whence.program.calls import Call, Calls, Structure
 from whence.program.guards.guards import Guards
@@ -85,7 +85,7 @@ class Circumstances:
     numbers: tuple[tuple[str, int], ...] = ()
     device: str | None = None
     presumed: tuple[str, ...] = ()
-    modes: tuple[AskedMode, ...] = ()
+    modes: tuple[ModeQuery, ...] = ()
     replay: Replays = field(default_factory=Replays)
     dtype_asked: str = ""
 

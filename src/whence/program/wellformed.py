@@ -133,7 +133,7 @@ def origins_present(looked: Looked) -> Iterator[Broken]:
             yield Broken(f"{node.name} has no origin", node.name)
 
 
-def origins_known(looked: Looked) -> Iterator[Broken]:
+def origins_resolve(looked: Looked) -> Iterator[Broken]:
     """The calls and forward nodes that origins name exist."""
     names = {None, *(node.name for node in looked.nodes)}
     sites = {(call.site.path, call.site.index) for call in looked.program.calls}
@@ -211,7 +211,7 @@ RULES: tuple[Rule, ...] = (
     state_present,
     outputs_match,
     origins_present,
-    origins_known,
+    origins_resolve,
     is_functional,
     values_in_order,
     sizes_are_nodes,

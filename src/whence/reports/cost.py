@@ -37,7 +37,7 @@ from whence.reports.flops import (
     runs_of,
     trips_of,
 )
-from whence.reports.modules import calls_around
+from whence.reports.modules import enclosing_calls
 from whence.reports.numbers import scaled
 from whence.schema import InputKind, Phase
 
@@ -320,7 +320,7 @@ def _rows(
     sums = [[0, 0, 0.0] for _ in calls.rows]
     for node, cost in nodes:
         if cost.taken:
-            number = calls_around(calls, origin_of(node))[0]
+            number = enclosing_calls(calls, origin_of(node))[0]
             flops[number][cost.phase] += cost.flops
             for place, figure in enumerate((cost.read, cost.written, cost.seconds)):
                 sums[number][place] += figure

@@ -91,11 +91,13 @@ def _chosen(program: FlatProgram) -> dict[str, Any]:
         "marks": {mark.value: sorted(place[node] for node in marked(program, mark)) for mark in Aspect},
         "kinds": [kind.value for kind in InputKind],
         "said": said,
-        "held": {row.name: _held(row) for row in (*program.signature.attributes, *program.signature.inputs)},
+        "held": {
+            row.name: _owner_of(row) for row in (*program.signature.attributes, *program.signature.inputs)
+        },
     }
 
 
-def _held(row: Input) -> dict[str, Any]:
+def _owner_of(row: Input) -> dict[str, Any]:
     """Whether modules hold an input, under its path and its aliases, and the class of the first of them."""
     return {"type": row.module_type, "is_held": row.module is not None}
 

@@ -118,10 +118,12 @@ def _shown(group: list[tuple[ModuleRow, ...]]) -> Iterator[FoldedRow]:
 
 def _counts_by_call(program: FlatProgram) -> Counter[tuple[int, Phase]]:
     origins = [origin_of(node) for node in program.nodes() if node.op == "call_function"]
-    return Counter((call, origin.phase) for origin in origins for call in calls_around(program.calls, origin))
+    return Counter(
+        (call, origin.phase) for origin in origins for call in enclosing_calls(program.calls, origin)
+    )
 
 
-def calls_around(calls: Calls, origin: Origin) -> list[int]:
+def enclosing_calls(calls: Calls, origin: Origin) -> list[int]:
     """The numbers of the calls that an operation counts for.
 
     What an optimizer does is in the graph of no call. It counts for that of the module whose parameter it is

@@ -41,7 +41,7 @@ def cut_gradients(
     graph = functional.graph
     nodes = list(graph.nodes)
     recorded = [functional.sources.get(node, node) for node in nodes]
-    unseen, zeroing = _targets_told_apart(recorded)
+    unseen, zeroing = _operators_by_gradient(recorded)
     pairs = list(zip(nodes, recorded, strict=True))
     cut = {node for node, before in pairs if ran_without(before) or id(before.target) in unseen}
     zeroed = {
@@ -85,7 +85,7 @@ def carries_gradient(node: fx.Node, carrying: Set[fx.Node | None], *, any_input:
     return not isinstance(value, SYMBOLIC) and not carrying.isdisjoint(node.all_input_nodes)
 
 
-def _targets_told_apart(nodes: Sequence[fx.Node]) -> tuple[Set[int], Set[int]]:
+def _operators_by_gradient(nodes: Sequence[fx.Node]) -> tuple[Set[int], Set[int]]:
     """The operators that autograd does not look at, and those whose writes hand on zeros, by identity."""
     said = {key: said_of(target) for key, target in {id(node.target): node.target for node in nodes}.items()}
     unseen = {key for key, row in said.items() if row.is_unseen}

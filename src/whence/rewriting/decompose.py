@@ -81,7 +81,7 @@ class Rules:
         if self.is_own:
             return node.target in self.table  # type: ignore[operator]
         if self.table is not None and node.target in self.table:
-            return not draws(node.target, node.args, node.kwargs) and _is_of_known_numbers(node)
+            return not draws(node.target, node.args, node.kwargs) and _has_static_numbers(node)
         return is_composite(node.target) and not (node.target in _DECIDED_BY_SIZES and _has_open_sizes(node))
 
     def function(self, target: Any) -> Callable[..., Any]:
@@ -167,7 +167,7 @@ def _carrying(graph: fx.Graph) -> frozenset[fx.Node]:
     return frozenset(found)
 
 
-def _is_of_known_numbers(node: fx.Node) -> bool:
+def _has_static_numbers(node: fx.Node) -> bool:
     """Whether no argument is a number that only a run has, such as the learning rate of a step."""
     values = (source.meta.get("val") for source in node.all_input_nodes)
     return not any(isinstance(value, RecordedNumber | Unknown) for value in values)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Drawn, Row, drawn
+from whence.reports.formats.nodes import Drawn, EnclosingCalls, Row, drawn
 from whence.schema import Phase, Quality
 
 FORM = 2
@@ -72,7 +72,7 @@ def _calls(rows: Sequence[Row], calls: Sequence[Row], texts: Texts) -> dict[str,
 
 
 def _nodes(nodes: Sequence[Drawn], calls: Sequence[Row], texts: Texts) -> dict[str, Any]:
-    sites = {CallsAround.site(row): row["number"] for row in reversed(calls[1:])}
+    sites = {EnclosingCalls.site(row): row["number"] for row in reversed(calls[1:])}
     phases, qualities = list(Phase), list(Quality)
     rows = [node.row for node in nodes]
     spelled = [_expression(row) for row in rows]

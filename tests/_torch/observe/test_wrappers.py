@@ -10,7 +10,7 @@ from whence._torch.observe.wrappers import (
     inner_module,
     processes_averaged,
     seen_through,
-    wrappers_around,
+    wrapper_chain,
 )
 
 X = torch.ones(2, 4)
@@ -21,7 +21,7 @@ def test_ordinary_module() -> None:
     module = nn.Sequential(nn.Linear(4, 4))
     assert inner_module(module) is None
     assert seen_through(module) is module
-    assert wrappers_around(module) == ()
+    assert wrapper_chain(module) == ()
     assert processes_averaged(module) == 1
 
 
@@ -38,7 +38,7 @@ def test_compiled_module() -> None:
     assert inner_module(compiled) is module
     twice = nn.DataParallel(compiled)
     assert seen_through(twice) is module
-    assert wrappers_around(twice) == (twice, compiled)
+    assert wrapper_chain(twice) == (twice, compiled)
 
 
 def test_data_parallel_modules(group: None) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 _RECURRENT = frozenset({torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu})
 
 
-def with_known_rows(
+def with_static_batch_sizes(
     decider: "Decider", func: Callable[..., Any], args: tuple[Any, ...]
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """A call of a function on packed rows as one that is given numbers for how many rows each step has."""

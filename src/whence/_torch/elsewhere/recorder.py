@@ -116,7 +116,7 @@ class _Told(TorchDispatchMode):
 def told(elsewhere: Elsewhere) -> Iterator[None]:
     """Inside the block fakes on the device may be differentiated."""
     with (
-        asked_of_the_machine(elsewhere),
+        device_queries(elsewhere),
         torch.library._scoped_library("aten", "IMPL") as library,
         _Told(elsewhere),
     ):
@@ -186,7 +186,7 @@ ANSWERS: Mapping[Any, Answer] = {
 
 
 @contextmanager
-def asked_of_the_machine(elsewhere: Elsewhere) -> Iterator[None]:
+def device_queries(elsewhere: Elsewhere) -> Iterator[None]:
     """Inside the block this thread's questions for a device are noted, and autocast there is refused."""
     here = threading.get_ident()
     available, begin = torch.cuda.is_available, autocast.__init__

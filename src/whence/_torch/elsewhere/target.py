@@ -80,7 +80,7 @@ def spelled(text: object) -> Elsewhere | None:
     return Elsewhere(device, None if named is None else CAPABILITIES[named])
 
 
-def telling(elsewhere: Elsewhere) -> FakeTensorMode:
+def device_mode(elsewhere: Elsewhere) -> FakeTensorMode:
     """A mode for fake tensors that tells C++ the same, also where kernels written in Python run."""
     mode: Any = mode_for_sizes(vary=False)
     mode.dispatch = partial(_dispatched, elsewhere, mode)
@@ -108,7 +108,7 @@ class Twins:
 
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.device = elsewhere.device
-        self.mode = telling(elsewhere)
+        self.mode = device_mode(elsewhere)
         self._kept: dict[int, Tensor] = {}
         self._known: dict[int, Any] = {}
 

@@ -195,7 +195,7 @@ def _found_by_thread(module: ModuleType, name: str, value: object) -> Iterator[N
 
 
 @contextmanager
-def held_default_watched(setting: Callable[[CodeType], None]) -> Iterator[None]:
+def default_generator_watched(setting: Callable[[CodeType], None]) -> Iterator[None]:
     """Tell, before it happens, of code on this thread that sets torch's default generator, however it came by
     the object.
 

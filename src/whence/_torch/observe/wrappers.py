@@ -32,10 +32,10 @@ def seen_through(module: nn.Module) -> nn.Module:
     return module if inner is None else seen_through(inner)
 
 
-def wrappers_around(module: nn.Module) -> tuple[nn.Module, ...]:
+def wrapper_chain(module: nn.Module) -> tuple[nn.Module, ...]:
     """The wrappers that `seen_through` sees through, outermost first."""
     inner = inner_module(module)
-    return () if inner is None else (module, *wrappers_around(inner))
+    return () if inner is None else (module, *wrapper_chain(inner))
 
 
 def _is_compiled(module: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from whence._torch.autograd.mode_questions import INFERENCE
 from whence._torch.autograd.nodes import below_autograd
 from whence._torch.autograd.replaced_data import replace_data
-from whence._torch.deciding.packed_rows import with_known_rows
+from whence._torch.deciding.packed_rows import with_static_batch_sizes
 from whence._torch.function_tracer import untold
 from whence._torch.operators.composites import COMPOSITES, calls_composites, in_sight, keep_whole
 from whence._torch.operators.schemas import HigherOrderOperator
@@ -156,7 +156,7 @@ class FunctionMode(TorchFunctionMode):
     def _with_numbers(self, func: Any, args: Any) -> tuple[Any, Any]:
         """A call whose kernel reads the numbers of tensors as one that is given them, if that can be."""
         if self.recorder.decider is not None:
-            func, args = with_known_rows(self.recorder.decider, func, args)
+            func, args = with_static_batch_sizes(self.recorder.decider, func, args)
             args = (self.recorder.decider.whole(args[0]),) if func is _AS_INTEGER else args
         if func in _INDEXINGS and isinstance(args[1], tuple):
             args = (args[0], tuple(map(_as_index, args[1])), *args[2:])

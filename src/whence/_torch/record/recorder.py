@@ -50,9 +50,9 @@ from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.adopted import Adopted, Inferred, fresh_like, fresh_pair_like
 from whence._torch.record.annotations import note_function
+from whence._torch.record.constant_answers import ASKING, constant_fold
 from whence._torch.record.direct_recording import ComposedMet, GraphTracer, NotPlain, is_plain, laid_out
 from whence._torch.record.function_mode import FunctionMode
-from whence._torch.record.known_values import ASKING, known_answer
 from whence._torch.record.listener import RecordingListener
 from whence._torch.record.symbolic_dispatch import kernels_for_symbols
 from whence._torch.refusals import object_met, refuse_switched
@@ -400,7 +400,7 @@ class Recorder(ProxyTorchDispatchMode):
             return self._result_of(func, args, kwargs)[0]
         try:
             is_asking = func in ASKING or self.decider is not None
-            if is_asking and (known := known_answer(self, func, args, kwargs)) is not None:
+            if is_asking and (known := constant_fold(self, func, args, kwargs)) is not None:
                 return known
             if is_plain(func, args):
                 return self._record_directly(func, args, kwargs)

@@ -34,12 +34,12 @@ __all__ = [
     "expression",
     "has_open_sizes",
     "is_symbolic",
-    "known_about",
     "leave_bookkeeping_undecided",
     "mode_for_sizes",
     "names_in",
     "names_of_sizes",
     "number_of",
+    "shape_env_version",
     "sized_like",
     "sizes_in",
     "spelled",
@@ -229,7 +229,7 @@ def expression(value: Any) -> Any:
     return value.node.expr if isinstance(value, SYMBOLIC) else _environments().sympy.sympify(value)
 
 
-def known_about(environment: "SizeEnvironment | None") -> SizesKnown:
+def shape_env_version(environment: "SizeEnvironment | None") -> SizesKnown:
     """How much has been found out about sizes so far: equal at two times where nothing was between them."""
     if environment is None:
         return ()

@@ -130,7 +130,7 @@ def _followed(size: Any, parts: Sequence[Tensor]) -> tuple[int, bool, int] | Non
     return None
 
 
-def sizes_are_known(layout: Composition) -> bool:
+def has_static_sizes(layout: Composition) -> bool:
     """Whether the sizes of a composed tensor are numbers, or follow from those of its parts."""
     sizes = zip((*layout.shape, *layout.strides), layout.follows, strict=True)
     return all(not isinstance(size, SymInt) or place is not None for size, place in sizes)

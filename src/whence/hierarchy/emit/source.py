@@ -209,7 +209,9 @@ def attribute(owner: str, path: ModulePath) -> str:
     """The expression that reads an attribute path; names the tree uses itself are read from registers."""
     for position, segment in enumerate(path):
         if segment in TAKEN_NAMES:
-            owner = f"{owner}._modules[{segment!r}]" if position + 1 < len(path) else _held(owner, segment)
+            owner = (
+                f"{owner}._modules[{segment!r}]" if position + 1 < len(path) else _tensor_read(owner, segment)
+            )
         elif segment.isidentifier() and not iskeyword(segment):
             owner = f"{owner}.{segment}"
         elif position + 1 < len(path):  # Python's parser takes no more than 200 nested calls of getattr
@@ -219,7 +221,7 @@ def attribute(owner: str, path: ModulePath) -> str:
     return owner
 
 
-def _held(owner: str, name: str) -> str:
+def _tensor_read(owner: str, name: str) -> str:
     """Reads a tensor past what a tree calls so; an instance of the user's class has it plainly."""
     found = f"{owner}.__dict__[{name!r}]"
     for register in ("_buffers", "_parameters"):

@@ -15,7 +15,7 @@ from torch import nn
 from whence._torch.observe.wrappers import seen_through
 from whence.errors import Fault, Place, UsageError
 from whence.hierarchy.plan.plan import ROOT_CALL
-from whence.hierarchy.run.captured import KEY, CapturedOnto, forward, train
+from whence.hierarchy.run.captured import KEY, CapturedInstance, forward, train
 from whence.program import FlatProgram
 from whence.program.names import modules_within
 from whence.provenance import ROOT, ModulePath
@@ -106,7 +106,7 @@ def _fill(new: nn.Module, module: nn.Module, made: Mapping[int, nn.Module]) -> N
     if type(module).forward is not nn.Module.forward:
         new.__dict__["forward"] = MethodType(forward, new)
     new.__dict__["train"] = MethodType(train, new)
-    new.__dict__[KEY] = CapturedOnto()
+    new.__dict__[KEY] = CapturedInstance()
 
 
 def _renewed(value: Any, made: Mapping[int, nn.Module]) -> Any:

@@ -23,7 +23,7 @@ from whence.hierarchy.emit.traced_calls import Alone, alone, on_proxies, plain_b
 from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region
 from whence.hierarchy.plan.planning import plan as plan_of
 from whence.hierarchy.run.differentiable import CapturedFunction, Differentiation, laid_out
-from whence.hierarchy.run.differentiated_state import HeldTensors
+from whence.hierarchy.run.differentiated_state import ModuleTensors
 from whence.hierarchy.run.gradient_pieces import GradientPieces, pieces_of
 from whence.hierarchy.run.inner_calls import ChildCall, child_call
 from whence.hierarchy.run.interface import GradientInterface, Interface, interface_of
@@ -182,10 +182,10 @@ class CallBody(_OfThisProcess):
         return interface_of(self.plan, self.number)
 
     @cached_property
-    def held(self) -> HeldTensors | None:
+    def held(self) -> ModuleTensors | None:
         """The tensors of the module that the call is differentiated with; None in a forward-only program."""
         gradients = None if self.interface is None else self.interface.gradients
-        return None if gradients is None else HeldTensors(self.plan, self.number, gradients)
+        return None if gradients is None else ModuleTensors(self.plan, self.number, gradients)
 
     def graph(self, phase: Phase) -> fx.Graph | None:
         """The call's graph in a phase: that of the first call that equals it, whose values it names."""

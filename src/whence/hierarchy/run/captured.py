@@ -103,7 +103,7 @@ class KeepsInProcess:
 
 
 @dataclass(eq=False)
-class CapturedOnto(Captured):
+class CapturedInstance(Captured):
     """Those of an instance of the user's class, of which pickle would take the original's `forward`."""
 
     keeps: KeepsInProcess = field(default_factory=KeepsInProcess)

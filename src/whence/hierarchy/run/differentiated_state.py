@@ -26,7 +26,7 @@ from whence.schema import Phase
 
 
 @dataclass(frozen=True)
-class HeldTensors:
+class ModuleTensors:
     """What the module of one call holds."""
 
     plan: Plan

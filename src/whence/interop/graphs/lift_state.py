@@ -37,7 +37,7 @@ def _lift(module: fx.GraphModule) -> None:
     made: dict[int, fx.Node] = {}
     first = next(iter(module.graph.nodes))
     for node in list(module.graph.nodes):
-        held = _held(module, node)
+        held = _tensor_at(module, node)
         if held is None:
             continue
         if id(held) not in made:
@@ -48,7 +48,7 @@ def _lift(module: fx.GraphModule) -> None:
         module.graph.erase_node(node)
 
 
-def _held(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
+def _tensor_at(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
     if node.op != "get_attr" or nested_graph(node) is not None:
         return None
     held = attribute_at(module, str(node.target))

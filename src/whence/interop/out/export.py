@@ -79,13 +79,13 @@ def to_exported_program(program: FlatProgram) -> ExportedProgram:
             [_input_spec(row) for row in program.signature.inputs],
             [_output_spec(program, row) for row in _ordered(program)],
         ),
-        state_dict=_held(program, persistent=True),
+        state_dict=_named_tensors(program, persistent=True),
         range_constraints=ranges_of(
             [row.value for row in program.signature.inputs], program.convention.limits
         ),
         module_call_graph=_module_calls(program),
         example_inputs=_example(program),
-        constants=_held(program, persistent=False),
+        constants=_named_tensors(program, persistent=False),
         verifiers=[Verifier],
     )
 
@@ -235,7 +235,7 @@ def _argument(name: str, value: Any) -> ArgumentSpec:
     return SymIntArgument(name) if is_number(value) else ConstantArgument(name, value)
 
 
-def _held(program: FlatProgram, *, persistent: bool) -> dict[str, Any]:
+def _named_tensors(program: FlatProgram, *, persistent: bool) -> dict[str, Any]:
     """Tensors by all their names: what a state dict has, or the rest, in the order of the modules."""
     found: dict[str, Tensor] = {}
     for record in program.modules:

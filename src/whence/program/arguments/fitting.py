@@ -269,7 +269,7 @@ def _of_size(rule: SizeRule, flat: Sequence[Any]) -> ArgumentFault:
 
 
 @dataclass(frozen=True)
-class AskedMode:
+class ModeQuery:
     """A mode that the model asked for: how it was, and the call and the line that asked."""
 
     name: str
@@ -283,14 +283,14 @@ class AskedMode:
         return mode_now(self.name) == self.value
 
 
-def refuse_other_modes(asked: Sequence[AskedMode]) -> None:
+def refuse_other_modes(asked: Sequence[ModeQuery]) -> None:
     """Raise `CallError` where a mode is not as it was."""
     for mode in asked:
         if not mode.holds:
             raise _other_mode(mode)
 
 
-def _other_mode(asked: AskedMode) -> CallError:
+def _other_mode(asked: ModeQuery) -> CallError:
     was, now = ("on", "off") if asked.value else ("off", "on")
     return CallError(
         f"{asked.name} was {was} at capture, and is {now}",

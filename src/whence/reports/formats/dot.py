@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Drawn, Row, drawn, short
+from whence.reports.formats.nodes import Drawn, EnclosingCalls, Row, drawn, short
 
 _STYLES = {"forward": "solid", "backward": "dashed", "optimizer": "dotted"}
 
@@ -14,17 +14,17 @@ def dot(figures: Row) -> str:
     program = figures["program"]
     nodes = list(drawn(program["nodes"]))
     lines = [f"digraph {_quoted(program['name'])} {{", '  node [shape=box, fontname="Helvetica"];']
-    clusters = _cluster(_held(nodes, program["calls"]), figures["made"], "  ", count(1))
+    clusters = _cluster(_cluster_tree(nodes, program["calls"]), figures["made"], "  ", count(1))
     return "\n".join([*lines, *clusters, *_edges(nodes), "}", ""])
 
 
-def _held(nodes: list[Drawn], calls: list[Row]) -> dict[str, Any]:
+def _cluster_tree(nodes: list[Drawn], calls: list[Row]) -> dict[str, Any]:
     """The clusters inside of each other; that of a nested graph lies where the node lies that holds it."""
-    sites, around = CallsAround(calls), dict[str, tuple[str, ...]]()
+    sites, around = EnclosingCalls(calls), dict[str, tuple[str, ...]]()
     root: dict[str, Any] = {"nodes": [], "inside": {}}
     for node in nodes:
         holder = (*around[node.holder], node.holder) if node.holder else ()
-        labels = [CallsAround.label(call) for call in sites.chain(node)]
+        labels = [EnclosingCalls.label(call) for call in sites.chain(node)]
         around[node.name] = (*holder, *(label for label in labels if label not in holder))
         held = root
         for label in around[node.name]:

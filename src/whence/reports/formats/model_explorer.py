@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from whence.reports.formats.nodes import (
-    CallsAround,
     Drawn,
+    EnclosingCalls,
     Row,
     by_graph,
     cost_with_inside,
@@ -49,7 +49,7 @@ class _Drawing:
 
     def __init__(self, figures: Row) -> None:
         program = figures["program"]
-        self._figures, self._sites = figures, CallsAround(program["calls"])
+        self._figures, self._sites = figures, EnclosingCalls(program["calls"])
         self._inputs = {row["name"]: row for row in program["inputs"]}
         self._kept = kept_bytes(figures)
         self._nodes = list(drawn(program["nodes"]))
@@ -91,7 +91,7 @@ class _Drawing:
         if node.row["op"] == "placeholder":  # of a graph that a node runs
             return "inputs"
         chain = self._sites.chain(node)
-        site = CallsAround.site(chain[-1]) if chain else ""
+        site = EnclosingCalls.site(chain[-1]) if chain else ""
         return "/".join([node.row["origin"]["phase"], *_segments(site)])
 
     def _attributes(self, node: Drawn) -> Iterator[dict[str, Any]]:
@@ -147,7 +147,7 @@ def _groups(figures: Row) -> dict[str, dict[str, str]]:
         texts = {key.replace("_", " "): text for key, text in told.items() if key not in named}
         if call["number"] == 0:
             found[""] = texts
-        segments = _segments(CallsAround.site(call))
+        segments = _segments(EnclosingCalls.site(call))
         if segments:
             found |= {"/".join([phase, *segments]): texts for phase in phases}
     return found

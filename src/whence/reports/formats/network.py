@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Drawn, Row, cost_with_inside, drawn, forward_of
+from whence.reports.formats.nodes import Drawn, EnclosingCalls, Row, cost_with_inside, drawn, forward_of
 
 
 def network(figures: Row) -> Any:
@@ -14,7 +14,7 @@ def network(figures: Row) -> Any:
     """
     program = figures["program"]
     graph = importlib.import_module("networkx").MultiDiGraph(name=program["name"])
-    sites, kinds = CallsAround(program["calls"]), {row["name"]: row for row in program["inputs"]}
+    sites, kinds = EnclosingCalls(program["calls"]), {row["name"]: row for row in program["inputs"]}
     nodes = list(drawn(program["nodes"]))
     for node in nodes:
         graph.add_node(node.name, **_known(node, figures, sites, kinds), forward=forward_of(node, nodes))
@@ -26,7 +26,7 @@ def network(figures: Row) -> Any:
     return graph
 
 
-def _known(node: Drawn, figures: Row, sites: CallsAround, kinds: Row) -> dict[str, Any]:
+def _known(node: Drawn, figures: Row, sites: EnclosingCalls, kinds: Row) -> dict[str, Any]:
     origin, chain = node.row["origin"], sites.chain(node)
     flops, read, written, _ = cost_with_inside(node, figures)
     found = {
@@ -35,7 +35,7 @@ def _known(node: Drawn, figures: Row, sites: CallsAround, kinds: Row) -> dict[st
         "graph": node.holder,
         "made": figures["made"].get(node.name, ""),
         "phase": origin["phase"],
-        "call": CallsAround.site(chain[-1]) if chain else "",
+        "call": EnclosingCalls.site(chain[-1]) if chain else "",
         "type": chain[-1]["type"] if chain else "",
         "quality": origin["quality"],
         "source": origin["source"] or "",

@@ -83,7 +83,7 @@ def short(target: str) -> str:
     return target.removeprefix("aten.").removesuffix(".default")
 
 
-class CallsAround:
+class EnclosingCalls:
     """The calls of a program by their sites, as nodes name them."""
 
     def __init__(self, calls: Sequence[Row]) -> None:
@@ -98,7 +98,7 @@ class CallsAround:
     @staticmethod
     def label(call: Row) -> str:
         """The call site and the class of the module."""
-        return f"{CallsAround.site(call) or '(root)'}: {call['type']}"
+        return f"{EnclosingCalls.site(call) or '(root)'}: {call['type']}"
 
     def chain(self, node: Drawn) -> list[Row]:
         """The calls around a node, outermost first, without the program itself."""

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Row, drawn
+from whence.reports.formats.nodes import EnclosingCalls, Row, drawn
 from whence.reports.formats.trace import trace
 
 _PREFIX = "V0101 00:00:00.000000 0 whence/reports/formats/tlparse.py:1]"
@@ -52,12 +52,12 @@ def _signature(program: Row) -> Iterator[str]:
 def _operations(figures: Row) -> Iterator[str]:
     """A line each, below the call that makes it, with the line of the model behind it."""
     program, heading = figures["program"], ""
-    sites = CallsAround(program["calls"])
+    sites = EnclosingCalls(program["calls"])
     for node in drawn(program["nodes"]):
         if node.row["op"] in ("placeholder", "output"):
             continue
         origin, chain = node.row["origin"], sites.chain(node)
-        now = f"{origin['phase']}  {CallsAround.site(chain[-1]) or '(root)' if chain else ''}"
+        now = f"{origin['phase']}  {EnclosingCalls.site(chain[-1]) or '(root)' if chain else ''}"
         if now != heading:
             heading = now
             yield f"\n{now}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from whence.reports.formats.nodes import CallsAround, Drawn, Row, by_graph, cost_with_inside, drawn, short
+from whence.reports.formats.nodes import Drawn, EnclosingCalls, Row, by_graph, cost_with_inside, drawn, short
 
 _NANO = 1e9
 _PROCESS, _TRACK = 1, 1
@@ -89,7 +89,7 @@ class _Order:
 
     def __init__(self, figures: Row) -> None:
         self._figures, self._idle = figures, set(figures["idle"])
-        self._sites = CallsAround(figures["program"]["calls"])
+        self._sites = EnclosingCalls(figures["program"]["calls"])
         self._graphs = by_graph(list(drawn(figures["program"]["nodes"])))
         self._holders = set(self._graphs)
 
@@ -102,7 +102,7 @@ class _Order:
             if node.row["op"] != "call_function" or node.name in self._idle:
                 continue
             calls = [
-                _Span(CallsAround.label(call), f"call,{node.row['origin']['phase']}")
+                _Span(EnclosingCalls.label(call), f"call,{node.row['origin']['phase']}")
                 for call in self._sites.chain(node)
             ]
             spans = (*around, *(span for span in calls if span not in around))

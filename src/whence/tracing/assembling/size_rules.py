@@ -109,9 +109,9 @@ def _rules(settled: Settled, leaves: Sequence[Any]) -> tuple[tuple[Reading, ...]
             hidden.append(reading)
             rules.append(_equal(settled, at, wish, f"{reading.name} == {size}", own))
         if at in own:
-            rules += _asked_bounds(at, wish, settled.names[at])
+            rules += _declared_bounds(at, wish, settled.names[at])
         elif wish.freedom is not Freedom.NAMED and isinstance(size, str):
-            rules += _asked_bounds(at, wish, reading.name)
+            rules += _declared_bounds(at, wish, reading.name)
     rules += [rule for found in settled.decisions if (rule := _decided(settled, found)) is not None]
     rules += _filled(settled)
     return tuple(hidden), tuple(_without_repeats(rules))
@@ -142,7 +142,7 @@ def _related(at: Dimension, wish: DimWish, name: str, base: Dimension) -> str:
     return f"{wish.text}, where {name} is {base}" if wish.is_derived else f"what {base} is"
 
 
-def _asked_bounds(at: Dimension, wish: DimWish, name: str) -> Iterator[SizeRule]:
+def _declared_bounds(at: Dimension, wish: DimWish, name: str) -> Iterator[SizeRule]:
     return bounds(at, name, (wish.low or None, wish.high), Asker(wish.text), wish.scale, wish.offset)
 
 

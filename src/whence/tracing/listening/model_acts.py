@@ -11,11 +11,11 @@ from torch import Tensor
 from whence._torch.autograd.mode_questions import GRAD, mode_now
 from whence._torch.record.recorder import Recorder
 from whence.errors import CaptureError, Place
-from whence.program import AskedMode
+from whence.program import ModeQuery
 from whence.schema import Phase
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED, refuse_lost_gradient
 from whence.tracing.listening.run_state import RunState
-from whence.tracing.log.events import DtypeAsked, LayoutRead, Lost, MetComposed, ModeAsked
+from whence.tracing.log.events import DtypeQueried, LayoutRead, Lost, MetComposed, ModeQueried
 from whence.tracing.recording.branches import Branches
 from whence.tracing.recording.data_dependence import data_dependent, required, tensors_read, value_of
 from whence.tracing.replay.objections import composite_opened
@@ -79,13 +79,13 @@ class ModelActs:
             run.grad_modes.given_back = True
             return
         module, source = run.places.reading()
-        run.log.add(ModeAsked(AskedMode(name, mode_now(name), str(module or ""), source)))
+        run.log.add(ModeQueried(ModeQuery(name, mode_now(name), str(module or ""), source)))
 
     def dtype_asked(self) -> None:
         """The code that runs looks at a dtype; once is enough."""
         log = self.run.log
         if not log.dtypes_asked and self.run.running.phase is Phase.FORWARD:
-            log.add(DtypeAsked(str(self.run.places.line() or "a line that is not known")))
+            log.add(DtypeQueried(str(self.run.places.line() or "a line that is not known")))
 
     def history_asked(self, tensor: Tensor) -> None:
         """Python asks whether a value has a history, which it may have where the caller records gradients."""

@@ -12,7 +12,7 @@ from torch.autograd.graph import Node
 from whence._torch.autograd.nodes import GradientKey
 from whence._torch.autograd.switches import Switches, switches
 from whence._torch.tensors import autocast_state
-from whence.program import AskedMode, Structure
+from whence.program import ModeQuery, Structure
 from whence.provenance import CallSite, Source
 from whence.schema import Phase, Quality
 from whence.tracing.target.loss_state import LossTensor
@@ -171,14 +171,14 @@ class LayoutRead:
 
 
 @dataclass(frozen=True, slots=True)
-class ModeAsked:
+class ModeQueried:
     """The model asked how a mode is that its caller may have set."""
 
-    mode: AskedMode
+    mode: ModeQuery
 
 
 @dataclass(frozen=True, slots=True)
-class DtypeAsked:
+class DtypeQueried:
     """Python asked a tensor for its dtype, in this line."""
 
     line: str
@@ -234,8 +234,8 @@ Event = (
     | MadeOfNumbers
     | LossHolds
     | LayoutRead
-    | ModeAsked
-    | DtypeAsked
+    | ModeQueried
+    | DtypeQueried
     | Drew
     | Unpacked
     | Lost

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.autograd.graph import Node
 
 from whence._torch.autograd.nodes import GradientKey, sequence_number
-from whence.program import AskedMode, Structure
+from whence.program import ModeQuery, Structure
 from whence.provenance import CallSite
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
@@ -60,7 +60,7 @@ class Log:
     made: Set[str] = field(default_factory=set)
     of_loss: Mapping[int, LossTensor] = field(default_factory=dict)
     layouts_read: Sequence[fx.Node] = field(default_factory=list)
-    modes: Mapping[str, AskedMode] = field(default_factory=dict)
+    modes: Mapping[str, ModeQuery] = field(default_factory=dict)
     dtypes_asked: Sequence[str] = field(default_factory=list)
     draws: Sequence[fx.Node] = field(default_factory=list)
     redraws: Mapping[fx.Node, fx.Node | None] = field(default_factory=dict)
@@ -153,8 +153,8 @@ _FOLLOWS: Mapping[type, Callable[[Any, Any], None]] = {
     events.MadeOfNumbers: lambda log, event: log.made.add(event.name),
     events.LossHolds: lambda log, event: log.of_loss.update(event.tensors),
     events.LayoutRead: lambda log, event: log.layouts_read.append(event.node),
-    events.ModeAsked: lambda log, event: log.modes.setdefault(event.mode.name, event.mode),
-    events.DtypeAsked: lambda log, event: log.dtypes_asked.append(event.line),
+    events.ModeQueried: lambda log, event: log.modes.setdefault(event.mode.name, event.mode),
+    events.DtypeQueried: lambda log, event: log.dtypes_asked.append(event.line),
     Drew: _draw,
     events.Unpacked: lambda log, event: log.unpacked.append(event.node),
     events.Lost: lambda log, event: log.lost.update({event.what: None}),

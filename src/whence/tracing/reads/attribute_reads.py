@@ -27,16 +27,16 @@ from whence._torch.observe.scripted import is_script_object
 from whence._torch.plain_values import PLAIN
 from whence._torch.refusals import object_used
 from whence.dependence.code import behind
-from whence.dependence.lookup import held_attribute
+from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import ATTRIBUTES, CONTAINER, Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.observed import Change, Left, Observed, Read
 from whence.provenance import ModulePath, Source
-from whence.tracing.reads.asked_types import StandIn
 from whence.tracing.reads.kept_changes import ContainerSnapshot
 from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.reads.reachable import Reachable
+from whence.tracing.reads.type_queries import StandIn
 from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind
 from whence.tracing.sandbox.module_snapshot import Lines, ModuleCopy, changes_reported, object_kept
 from whence.tracing.target.subject import Subject
@@ -58,7 +58,7 @@ def _settled(read: Read) -> Read:
 
 
 def _is_held(read: Read) -> bool:
-    if held_attribute(read.holder, read.name) is read.value:
+    if static_attribute(read.holder, read.name) is read.value:
         return True
     held = own_attributes(read.holder)
     for name in TABLES:
@@ -172,7 +172,7 @@ class Reads:
             self.reachable.code_of(value)
         if type(value) not in PLAIN and not isinstance(value, Tensor):
             self.reachable.held_under(type(holder), value, name)
-        is_held = held_attribute(holder, name) is value
+        is_held = static_attribute(holder, name) is value
         self._follow(value, (read.module or ModulePath()).child(name), is_held=is_held)
         return True
 

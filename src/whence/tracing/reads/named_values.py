@@ -43,14 +43,14 @@ from whence.dependence.code import (
     imported,
 )
 from whence.dependence.describe import HELD_BY_CLASSES
-from whence.dependence.lookup import held_attribute
+from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import Saved, content_of_cell, is_container, save
 from whence.dependence.values import content_of, is_constant
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
-from whence.tracing.reads.asked_types import is_answer
 from whence.tracing.reads.code_words import CodeWords
 from whence.tracing.reads.outside_modules import children_of, facts_of
+from whence.tracing.reads.type_queries import is_answer
 
 _NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseException, Enum)
 Step = Callable[[Any], Any]
@@ -310,7 +310,7 @@ def _of_function(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     function = function_in(found.value)
     for name, held in sorted(vars(function).items()) if function is not None else ():
         if name in spelling.names or type(held) is MappingProxyType:
-            way: tuple[Step, ...] = (*found.way, partial(held_attribute, name=name))
+            way: tuple[Step, ...] = (*found.way, partial(static_attribute, name=name))
             yield Outside(f"{found.path}.{name}", found.root, way, held)
             if type(held) is MappingProxyType:
                 yield Outside(f"the keys of {found.path}.{name}", found.root, (*way, tuple), tuple(held))
@@ -319,18 +319,18 @@ def _of_function(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
 def attribute_of(found: Outside, name: str, held: object) -> Outside:
     """On to an attribute."""
     owner = found.path.removeprefix("global ").removeprefix("closure ")
-    return Outside(f"{owner}.{name}", found.root, (*found.way, partial(held_attribute, name=name)), held)
+    return Outside(f"{owner}.{name}", found.root, (*found.way, partial(static_attribute, name=name)), held)
 
 
 def of_class(kind: type, name: str, held: object) -> Outside:
     """What a class holds, by its name."""
-    return Outside(f"{kind.__name__}.{name}", kind, (partial(held_attribute, name=name),), held)
+    return Outside(f"{kind.__name__}.{name}", kind, (partial(static_attribute, name=name),), held)
 
 
 def _of_object(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     """Attributes of an object, and the methods of its class."""
     for name in sorted(spelling.names):
-        held = held_attribute(found.value, name)
+        held = static_attribute(found.value, name)
         if isinstance(held, OF_CLASSES) and type(held) is not FunctionType:
             continue  # a function may be covered by one of the object's own
         if held is not NOTHING or name in spelling.asked:
@@ -357,7 +357,7 @@ def of_module(found: Outside, name: str) -> Outside:
     variables = vars(found.value)
     if not found.way:
         return Outside(f"global {name}", variables, (itemgetter(name),), variables[name])
-    way: tuple[Step, ...] = (*found.way, partial(held_attribute, name=name))
+    way: tuple[Step, ...] = (*found.way, partial(static_attribute, name=name))
     return Outside(f"global {found.value.__name__}.{name}", found.root, way, variables[name])
 
 

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence._torch.observe.generators import SETTERS, held_default_watched
+from whence._torch.observe.generators import SETTERS, default_generator_watched
 from whence._torch.observe.threads import watched_threads
 from whence._torch.patching import patched
 from whence.dependence.snapshots import content_of_cell
 from whence.errors import Fault, Place, SideEffect
-from whence.tracing.reads.asked_types import ANSWERS
+from whence.tracing.reads.type_queries import ANSWERS
 
 _CLOCKS = ("time", "perf_counter", "monotonic", "process_time", "thread_time")
 _CALENDARS = ("localtime", "gmtime", "ctime", "asctime", "strftime")
@@ -136,7 +136,7 @@ class ImpureCalls:
         if self._tells_settings is not None and not SETTERS.isdisjoint(names):
             tells, self._tells_settings = self._tells_settings, None
             self._patches.enter_context(
-                held_default_watched(lambda code: tells() if self._is_user(code) else None)
+                default_generator_watched(lambda code: tells() if self._is_user(code) else None)
             )
 
     def undo(self) -> None:

@@ -12,7 +12,7 @@ from whence._torch.observe.attribute_reads import TABLES, own_attributes
 from whence._torch.observe.hooks import HOOK_KINDS
 from whence._torch.observe.wrappers import seen_through
 from whence._torch.plain_values import PLAIN
-from whence.dependence.lookup import held_attribute
+from whence.dependence.lookup import static_attribute
 from whence.dependence.values import is_solid
 from whence.program.arguments.optimizer_arguments import Outside
 
@@ -50,11 +50,11 @@ def children_of(found: Outside) -> Iterator[Outside]:
 
 
 def _attribute(found: Outside, name: str) -> Outside:
-    step: Callable[[Any], Any] = partial(held_attribute, name=name)
+    step: Callable[[Any], Any] = partial(static_attribute, name=name)
     return Outside(f"{found.path}.{name}", found.root, (*found.way, step), step(found.value))
 
 
 def _on(found: Outside, path: str, table: str, step: Callable[[Any], Any], value: object) -> Outside:
     """Something of one of its tables."""
-    to_table: Callable[[Any], Any] = partial(held_attribute, name=table)
+    to_table: Callable[[Any], Any] = partial(static_attribute, name=table)
     return Outside(path, found.root, (*found.way, to_table, step), value)

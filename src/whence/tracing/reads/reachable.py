@@ -39,7 +39,7 @@ from whence.dependence.code import (
     imported,
     names_in,
 )
-from whence.dependence.lookup import held_attribute
+from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import (
     ATTRIBUTES,
     CACHED,
@@ -152,7 +152,7 @@ class Reachable:
             return frozenset()
         held = _variables(function, names)
         if type(method) is MethodType:
-            held += [held_attribute(method.__self__, name) for name in names]
+            held += [static_attribute(method.__self__, name) for name in names]
         return frozenset(each for each in held if type(each) in (str, int))
 
     def _function(
@@ -345,7 +345,7 @@ class Reachable:
         self._named.imported()
         for row, source in self._owned:
             for name in self.names & row.before.keys():
-                found = _as_found(f"{row.path}.{name}", row.thing, partial(held_attribute, name=name))
+                found = _as_found(f"{row.path}.{name}", row.thing, partial(static_attribute, name=name))
                 if is_plain(found.value) and not isinstance(found.value, Tensor):
                     self._named.add(found, source)
         return [(row.found, row.source) for row in self._named.rows if row.is_unchanged]

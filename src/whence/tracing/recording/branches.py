@@ -100,7 +100,7 @@ class Branches:
             raise self.refused(operator, "it runs functions, and on which examples is not known")
         if form is None or known:
             return self._run(operator, args, kwargs)
-        call = form(_Closing(self, operator), *args, **kwargs)
+        call = form(_ClosureConversion(self, operator), *args, **kwargs)
         return call.whole(self._run(operator, call.args, {}))
 
     def _run(self, operator: HigherOrderOperator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -349,7 +349,7 @@ class BranchRun:
 
 
 @dataclass(frozen=True)
-class _Closing:
+class _ClosureConversion:
     """Closes the functions of one call of an operator."""
 
     branches: Branches

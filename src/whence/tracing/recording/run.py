@@ -30,7 +30,7 @@ from whence._torch.record.recorder import FakeTensorMode
 from whence._torch.sizes.numbers import is_recorded
 from whence._torch.sizes.plain_answers import symbols_taken_for_numbers
 from whence._torch.sizes.symbols import SYMBOLIC, fake_mode_of, is_symbolic, number_of
-from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of, sizes_are_known
+from whence._torch.subclasses.wrapper_subclasses import has_static_sizes, is_composed, layout_of
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
 from whence.dependence.snapshots import way_back
 from whence.errors import InvalidLoss, Place, UnsupportedInput
@@ -115,7 +115,12 @@ def record(
     own_gradients = bool(backward and example.preserve)
     mode = mode_of(example, subject.state)
     session = new_session(
-        state, mode, names_held(subject), reuse, own_gradients=own_gradients, elsewhere=example.elsewhere
+        state,
+        mode,
+        attribute_tensor_names(subject),
+        reuse,
+        own_gradients=own_gradients,
+        elsewhere=example.elsewhere,
     )
 
     def run() -> Recorded:
@@ -135,7 +140,7 @@ def rehearse(
     """Run the forward of `subject` on fake tensors for an observer of its module calls; keep nothing."""
     reuse = Reuse(wanted=False)
     run = state_of_run(subject, Lines(), interrupts, reuse, rehearse.__code__)
-    session = new_session(run, mode_of(example, state), names_held(subject), reuse)
+    session = new_session(run, mode_of(example, state), attribute_tensor_names(subject), reuse)
     prepared = prepare(session, example, state)
     with listening(session, observing(session), prepared), session.branches.recording(session.recorder):
         run_subject(session, subject, prepared.arguments)
@@ -151,7 +156,7 @@ def state_of_run(
     return run_state(subject, SourceFinder(boundaries, watched), lines, interrupts, reuse)
 
 
-def names_held(subject: Subject) -> dict[int, str]:
+def attribute_tensor_names(subject: Subject) -> dict[int, str]:
     """What tensors are called that modules hold as plain attributes, by identity."""
     named = attribute_names(subject).items()
     return {key: state_name(InputKind.CONSTANT, path) for key, (path, _) in named}
@@ -384,7 +389,7 @@ def _is_number(leaf: Any) -> bool:
 
 
 def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
-    unknown = [leaf for leaf in leaves if is_composed(leaf) and not sizes_are_known(layout_of(leaf))]
+    unknown = [leaf for leaf in leaves if is_composed(leaf) and not has_static_sizes(layout_of(leaf))]
     if unknown:
         raise UnsupportedInput(
             f"{subject.name} returned a {type(unknown[0]).__name__} with a size that varies",

@@ -17,7 +17,7 @@ from whence._torch.operators.composites import count_of
 from whence._torch.operators.schemas import written_nodes
 from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.nodes import bases_of
-from whence._torch.sizes.symbols import SYMBOLIC, known_about
+from whence._torch.sizes.symbols import SYMBOLIC, shape_env_version
 from whence._torch.tensors import attributes_set_on, storage_of
 from whence.dependence.object_graph import ReachedThing, parts_of
 from whence.dependence.snapshots import CONTAINERS, Saved, same_items
@@ -213,7 +213,7 @@ def _memory(node: fx.Node) -> object:
 def _about_sizes(trial: WatchedCall, outcome: Outcome, recording: Recording) -> Iterator[str]:
     if any(isinstance(leaf, SYMBOLIC) for leaf in outcome.leaves):
         yield "it returns a size"
-    if known_about(recording.recorder.environment) != trial.start.sizes_known:
+    if shape_env_version(recording.recorder.environment) != trial.start.sizes_known:
         yield "it finds out something about a size, or makes one"
 
 

@@ -11,7 +11,7 @@ from whence._torch.autograd.nodes import inside_backward, inside_custom_function
 from whence._torch.autograd.saved_tensors import packs_what_is_saved
 from whence._torch.autograd.switches import modes_now
 from whence._torch.record.annotations import annotations
-from whence._torch.sizes.symbols import known_about
+from whence._torch.sizes.symbols import shape_env_version
 from whence._torch.subclasses.fully_sharded import class_as_written
 from whence._torch.tensors import autocast_state, without_functions
 from whence.program.replay import ClassReplay, Replays
@@ -165,7 +165,7 @@ class Replayer:
         """The newest recorded call that this one is like."""
         difference = ""
         for template in reversed(kind.templates):
-            if known_about(self._recording.recorder.environment) != template.start.sizes_known:
+            if shape_env_version(self._recording.recorder.environment) != template.start.sizes_known:
                 difference = "something has been found out about sizes since"
                 continue
             try:

@@ -23,7 +23,7 @@ from whence.program.guards.observed import Change, Left, Read
 from whence.program.queries.marks import is_drawn, leading_to
 from whence.tracing.log.events import Marked
 from whence.tracing.reads.probes import probing
-from whence.tracing.sandbox.module_snapshot import fakes_in, held_in_capture
+from whence.tracing.sandbox.module_snapshot import contains_fakes, fakes_in
 
 _MANY = 500
 """How many more entries a container gets that every run fills further, as after so many runs."""
@@ -74,7 +74,7 @@ class StandIns:
 
     def exchanged(self, value: object) -> object:
         """A value with stand-ins for the tensors of the run, in containers too."""
-        if not held_in_capture(value):
+        if not contains_fakes(value):
             return value
         if isinstance(value, set):
             return set(map(self._of, value))

@@ -152,13 +152,13 @@ def _losses(kept: ModuleCopy, lines: Lines, line_of: Callable[[Tensor], str | No
     for name, value in vars(kept.module).items():
         if (id(kept.module), name) in lines.by_torch:
             continue
-        if value is not kept.attributes.get(name) and held_in_capture(value):
+        if value is not kept.attributes.get(name) and contains_fakes(value):
             yield _loss(kept, name, value, lines, line_of)
     for content in kept.changed():
         known = {id(value) for value in values_of(content.before)}
         for key, value in _items(content.thing):
             reassigned = content.path == "_buffers" and key in content.before
-            if id(value) not in known and held_in_capture(value) and not reassigned:
+            if id(value) not in known and contains_fakes(value) and not reassigned:
                 registered = content.path in TABLES
                 yield _loss(kept, str(key) if registered else content.path, value, lines, line_of)
 
@@ -180,7 +180,7 @@ def fakes_in(value: object) -> Iterator[Tensor]:
     yield from (tensor for tensor in held if isinstance(tensor, FakeTensor))
 
 
-def held_in_capture(value: object) -> bool:
+def contains_fakes(value: object) -> bool:
     """Whether a value is, or holds, a tensor of a capture."""
     return next(fakes_in(value), None) is not None
 

@@ -40,8 +40,8 @@ from whence.dependence.snapshots import (
 )
 from whence.errors import Place, UnsupportedStep
 from whence.provenance import ModulePath
-from whence.tracing.reads.asked_types import is_answer
 from whence.tracing.reads.outside_modules import OF_MODULES
+from whence.tracing.reads.type_queries import is_answer
 
 _THEIRS = (GradScaler, LRScheduler)
 _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)

@@ -23,10 +23,10 @@ from whence.tracing.recording.backward import Backward
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import (
     Recorded,
+    attribute_tensor_names,
     forward_half,
     listening,
     mode_of,
-    names_held,
     prepare,
     run_subject,
     state_of_run,
@@ -73,7 +73,7 @@ def record_step(
     undoing, lines, place = Undoing(), Lines(), Place(None, subject.place.line)
     refuse_kinds(subject, differentiates=True)
     run_of_step = state_of_run(subject, lines, interrupts, wish.reuse, record_step.__code__, engine_code())
-    names, mode = names_held(subject), mode_of(example, subject.state)
+    names, mode = attribute_tensor_names(subject), mode_of(example, subject.state)
     session = new_step_session(run_of_step, mode, names, wish.reuse, found.optimizer)
     outside = enclosed_by(subject.call)
     outside.look_at_modules(type(subject.roots[0][1]).__name__, subject.named_modules())

@@ -69,7 +69,7 @@ def _kinds() -> Iterator[type]:
 def _flattened(cache: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """The tensors of a cache with their accesses, and what else it takes to make it again."""
     context = vars(cache).get(_OUTLINE) or _taken(cache)
-    return list(_held(cache, context)), context
+    return list(_leaves_at(cache, context)), context
 
 
 def _taken(value: Any, name: str = "") -> tuple[Any, ...]:
@@ -96,7 +96,7 @@ def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
     return ((name, each) for name, each in vars(thing).items() if name not in _OF_KEYS)
 
 
-def _held(value: Any, made: tuple[Any, ...], path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
+def _leaves_at(value: Any, made: tuple[Any, ...], path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, Any]]:
     """The leaves in a value, as `_taken` found it, with their accesses."""
     if not made:
         yield path, value
@@ -104,7 +104,7 @@ def _held(value: Any, made: tuple[Any, ...], path: tuple[Any, ...] = ()) -> Iter
     access = _ACCESS.get(kind, GetAttrKey)
     for key, row in rows:
         inside = value[key] if kind in _ACCESS else vars(value)[key]
-        yield from _held(inside, row, (*path, access(key)))
+        yield from _leaves_at(inside, row, (*path, access(key)))
 
 
 def _is_opened(kind: type) -> bool:

@@ -12,7 +12,7 @@ from whence.schema import InputKind
 from whence.tracing.target.subject import (
     Subject,
     attribute_names,
-    held_around,
+    closure_values,
     state_tensors,
     subject_unchecked,
 )
@@ -58,7 +58,7 @@ def _below(above: ModulePath, path: ModulePath) -> ModulePath:
 def _own_tensors(loss: Callable[..., Any], above: ModulePath) -> Iterator[tuple[ModulePath, Tensor]]:
     """Tensors among the variables of a function, and the arguments of a partial."""
     if not isinstance(loss, nn.Module):
-        for held in held_around(loss):
+        for held in closure_values(loss):
             yield from (
                 (above.child(name), value) for name, value in held.items() if isinstance(value, Tensor)
             )

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.observe.scripted import is_scripted
-from whence._torch.observe.wrappers import seen_through, wrappers_around
+from whence._torch.observe.wrappers import seen_through, wrapper_chain
 from whence._torch.subclasses.fully_sharded import lasting_parameters, name_of_class
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
 from whence.dependence.snapshots import same_items
@@ -82,12 +82,12 @@ class Subject:
 
     @cached_property
     def things(self) -> tuple[tuple[ModulePath, nn.Module, str, Any], ...]:
-        """What modules hold themselves (`things_held`) the first time that it is asked: the module of each
-        with its path, and the name."""
+        """What modules hold themselves (`own_attributes_of`) the first time that it is asked: the module of
+        each with its path, and the name."""
         return tuple(
             (path, module, name, value)
             for path, module in self._modules
-            for name, value in things_held(module)
+            for name, value in own_attributes_of(module)
         )
 
     def named_wrappers(self) -> Iterator[tuple[ModulePath, nn.Module]]:
@@ -96,7 +96,7 @@ class Subject:
         for path, module in self.named_modules():
             for name, child in module._modules.items():
                 if child is not None:
-                    yield from ((path.child(name), wrapper) for wrapper in wrappers_around(child))
+                    yield from ((path.child(name), wrapper) for wrapper in wrapper_chain(child))
 
 
 def subject_of(model: object) -> Subject:
@@ -114,7 +114,7 @@ def subject_unchecked(model: object) -> Subject:
         raise NotCallable(f"{model.__name__} is a class", remedy=f"pass an instance: {model.__name__}(...)")
     if isinstance(model, nn.Module):
         inner = seen_through(model)
-        wrappers = wrappers_around(model)
+        wrappers = wrapper_chain(model)
         return Subject(inner, ((ROOT, inner),), name_of_class(inner), True, module_signature(inner), wrappers)
     if not callable(model):
         raise NotCallable(
@@ -125,7 +125,7 @@ def subject_unchecked(model: object) -> Subject:
     if owner is not None:
         return Subject(model, ((ROOT, owner),), f"{name_of_class(owner)}.{method}", False, _signature(model))
     name = getattr(model, "__name__", type(model).__name__)
-    return Subject(model, tuple(_modules_around(model)), name, False, _signature(model))
+    return Subject(model, tuple(_captured_modules(model)), name, False, _signature(model))
 
 
 def one_module(model: object) -> object:
@@ -212,7 +212,7 @@ def _signature(call: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def _modules_around(function: Callable[..., Any]) -> Iterator[tuple[ModulePath, nn.Module]]:
+def _captured_modules(function: Callable[..., Any]) -> Iterator[tuple[ModulePath, nn.Module]]:
     """Modules a callable names: in its closure, globals and attributes, or among a partial's arguments."""
     while isinstance(function, functools.partial):
         yield from _modules_in(_arguments_of(function), ROOT)
@@ -220,7 +220,7 @@ def _modules_around(function: Callable[..., Any]) -> Iterator[tuple[ModulePath, 
     if isinstance(function, nn.Module):
         yield ROOT, seen_through(function)
         return
-    for held in held_around(function):
+    for held in closure_values(function):
         yield from _modules_in(held, ROOT)
 
 
@@ -228,7 +228,7 @@ def _arguments_of(function: "functools.partial[Any]") -> dict[str, Any]:
     return {**{f"args_{i}": value for i, value in enumerate(function.args)}, **function.keywords}
 
 
-def held_around(function: Callable[..., Any]) -> Iterator[Mapping[str, Any]]:
+def closure_values(function: Callable[..., Any]) -> Iterator[Mapping[str, Any]]:
     """What a callable names: in its closure, globals and attributes, or among a partial's arguments."""
     while isinstance(function, functools.partial):
         yield _arguments_of(function)
@@ -296,7 +296,7 @@ def _record(
     )
 
 
-def things_held(module: nn.Module) -> list[tuple[str, Any]]:
+def own_attributes_of(module: nn.Module) -> list[tuple[str, Any]]:
     """The attributes that a module holds itself, but for flags, numbers and the tables of every module."""
     return [(name, value) for name, value in own_attributes(module).items() if type(value) not in _ORDINARY]
 
@@ -405,7 +405,7 @@ def tensors_by_name(subject: Subject) -> dict[str, Tensor]:
     loose = {
         str(_inside(path.child(name), access)): tensor
         for path, module in subject.named_modules()
-        for name, value in things_held(module)
+        for name, value in own_attributes_of(module)
         if isinstance(value, Tensor)
         for access, tensor in _with_parts(value)
     }

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from whence._torch.observe.attribute_reads import NOTHING
 from whence.dependence.code import fingerprint, function_in, globals_in
 from whence.dependence.describe import itself
-from whence.dependence.lookup import held_attribute
+from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import content_of_cell
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly
@@ -323,7 +323,7 @@ def _cell_at(name: str, *variables: str) -> Any:
 
 
 _BY_ONE_WORD = MappingProxyType(
-    {held_attribute: "held", part_behind: "behind", default_of: "default", value_at: "value"}
+    {static_attribute: "held", part_behind: "behind", default_of: "default", value_at: "value"}
 )
 """Steps that are one function with one keyword, and what they are called in a file."""
 _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
@@ -338,7 +338,7 @@ _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
         "length": lambda _: len,
         "default": lambda position: partial(default_of, default=int(position)),
         "value": lambda position: partial(value_at, position=int(position)),
-        "held": lambda name: partial(held_attribute, name=name),
+        "held": lambda name: partial(static_attribute, name=name),
     }
 )
 _KNOWN: Mapping[str, type] = MappingProxyType({class_name(kind): kind for kind in _CORE})

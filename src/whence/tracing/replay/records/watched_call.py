@@ -12,7 +12,7 @@ from whence._torch.autograd.nodes import next_sequence_number
 from whence._torch.graphs import NameCounts
 from whence._torch.observe.attribute_reads import is_observable, own_attributes
 from whence._torch.pytrees import TreeSpec
-from whence._torch.sizes.symbols import SizesKnown, known_about
+from whence._torch.sizes.symbols import SizesKnown, shape_env_version
 from whence._torch.tensors import without_functions
 from whence.dependence.object_graph import ReachedThing, parts_of
 from whence.dependence.snapshots import CONTAINERS, Saved, contents_of, slots_of
@@ -127,7 +127,7 @@ class Start:
             moment=next_sequence_number(),
             names=NameCounts.now(recording.recorder.graph),
             called=dict(recording.recorder.calls_of_functions()),
-            sizes_known=known_about(recording.recorder.environment),
+            sizes_known=shape_env_version(recording.recorder.environment),
         )
 
     def names_since(self, graph: fx.Graph) -> NameCounts:

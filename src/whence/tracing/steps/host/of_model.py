@@ -7,7 +7,7 @@ from typing import Any
 
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.plain_values import PLAIN
-from whence.dependence.lookup import held_attribute
+from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import Saved
 from whence.program.arguments.host_state import HostPlace
 from whence.program.arguments.optimizer_arguments import Outside
@@ -41,7 +41,7 @@ def _beside(read: Read, places: Sequence[HostPlace]) -> Iterator[Outside]:
     for key, value in held.items():
         if key not in put and type(value) in PLAIN:
             path = f"{type(read.holder).__name__}.{read.name}[{key!r}]"
-            way = (partial(held_attribute, name=read.name), partial(_entry, key=key))
+            way = (partial(static_attribute, name=read.name), partial(_entry, key=key))
             yield Outside(path, read.holder, way, value)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from whence._torch.pytrees import tree_flatten
 from whence.program.calls import Deferred
-from whence.tracing.reads.asked_types import StandIn
+from whence.tracing.reads.type_queries import StandIn
 
 Refuse = Callable[[str], Exception]
 """Makes the error for a step that reads what is at this path."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import whence
 from whence._torch.record.recorder import FakeTensor
-from whence.tracing.reads.asked_types import TYPE
+from whence.tracing.reads.type_queries import TYPE
 from whence.tracing.steps.host.stand_ins import growing
 
 X = torch.randn(4, 3)

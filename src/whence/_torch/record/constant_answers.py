@@ -31,7 +31,7 @@ ASKING = frozenset({ITEM, _EQUAL}) | _ENTRIES | _WRONG_BELOW_AUTOGRAD
 _TRUTHS: tuple[object, ...] = (Tensor.__bool__, Tensor.item, torch._assert, torch.is_nonzero)
 
 
-def known_answer(
+def constant_fold(
     recorder: "Recorder", func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """What an operator of `ASKING` answers, or any that needs values where the example's decide; None where
@@ -44,7 +44,7 @@ def known_answer(
 
 def _known(recorder: "Recorder", func: OpOverload, args: tuple[Any, ...]) -> Any:
     if func is ITEM:
-        return _known_number(recorder, *args)
+        return _constant_number(recorder, *args)
     if func is not _EQUAL:
         return _refuse_sparse(recorder, func, args[0])
     left, right = args
@@ -65,7 +65,7 @@ def _refuse_sparse(recorder: "Recorder", func: OpOverload, tensor: Tensor) -> No
 _DENSE = "compute with dense tensors there, or capture the model without that part"
 
 
-def _known_number(recorder: "Recorder", tensor: Tensor) -> Any:
+def _constant_number(recorder: "Recorder", tensor: Tensor) -> Any:
     """The number in `tensor`, or a truth that the model goes on with; None where only a run has it."""
     if not isinstance(tensor, FakeTensor) or tensor.constant is not None:
         return None
