@@ -306,6 +306,31 @@ def test_changes_of_the_model_are_found(tmp_path: Path) -> None:
     assert bound.check(model, (torch.randn(5, 4),)) != []
 
 
+class Static(nn.Module):
+    """Has functions that are no methods."""
+
+    @staticmethod
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2
+
+    @classmethod
+    def halved(cls, x: Tensor) -> Tensor:
+        return x / 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.doubled(x) + Static.doubled(x) + self.halved(x)
+
+
+def test_static_methods_are_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The class holds what wraps the function, and code that asks gets the function."""
+    whence.capture(Static(), (X,)).save(tmp_path / "p.whence")
+    loaded = whence.load(tmp_path / "p.whence", model=Static())
+    assert loaded.check(Static(), (X,)) == []
+    assert loaded.verify(Static(), (X,)).ok
+    monkeypatch.setattr(Static, "doubled", staticmethod(lambda x: x * 3))
+    assert loaded.check(Static(), (X,)) != []
+
+
 def test_memory_that_tensors_share_is_shared_again(tmp_path: Path) -> None:
     """One tensor under several names, views of one memory, and strides are as they were."""
 

@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import sys
+import tracemalloc
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -110,6 +111,27 @@ def test_code_in_the_place_of_a_name(keys: tuple[Any, ...], ran: list[str]) -> N
     with pytest.raises(UnreadableFile):
         loaded(with_data(content("sizes"), _place(*keys)), "a file")
     assert ran == []
+
+
+def test_a_count_of_rows_takes_no_memory() -> None:
+    """Nothing is made as long as a file says before a column of it is."""
+    changed = with_data(content("sizes"), _many_rows)
+    tracemalloc.start()
+    with pytest.raises(UnreadableFile, match="is not as long as others"):
+        loaded(changed, "a file")
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 100_000_000
+
+
+def _many_rows(data: Any) -> None:
+    tables = [data]
+    while tables:
+        held = tables.pop()
+        if isinstance(held, dict) and held.keys() == {"count", "columns"} and held["columns"]:
+            held["count"] = 10**9
+            return
+        tables += held.values() if isinstance(held, dict) else held if isinstance(held, list) else ()
 
 
 def _everywhere(data: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -55,7 +55,7 @@ _FORMER: Mapping[str, Form] = MappingProxyType({"replay": form_of(Replays)})
 """Circumstances that files of version 1 may hold beside the others."""
 _BROKEN = (
     *(KeyError, IndexError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError),
-    *(RuntimeError, AssertionError, SyntaxError, MemoryError, NotImplementedError),
+    *(RuntimeError, AssertionError, SyntaxError, NotImplementedError),
 )
 """What reading a broken file may come to, in Python, torch and sympy: it is the file's fault."""
 

@@ -228,14 +228,11 @@ class Record:
             raise_unless(count == 0, "there are rows without columns")
             return ()
         self._refuse_unknown(columns)
-        found = {
-            row.name: expanded(columns[row.name], partial(row.form.read, reader))
-            if row.name in columns
-            else [row.left_out] * count
-            for row in self.fields
-        }
-        for name, held in found.items():
+        read = {row.name: partial(row.form.read, reader) for row in self.fields}
+        given_columns = {name: expanded(held, read[name]) for name, held in columns.items()}
+        for name, held in given_columns.items():  # before others are made as long as the file says
             raise_unless(len(held) == count, f"the column {name} is not as long as others")
+        found = {row.name: given_columns.get(row.name) or [row.left_out] * count for row in self.fields}
         rows = zip(*found.values(), strict=True)
         return tuple(self._made(reader, dict(zip(found, row, strict=True))) for row in rows)
 

@@ -33,6 +33,8 @@ _CORE = (
     *(list, tuple, dict, set, frozenset, slice, range, deque, OrderedDict, defaultdict, weakref.ref),
     *(SimpleNamespace, property, staticmethod, classmethod, partial),
 )
+_FUNCTION = "__func__"
+"""Behind the name of a static method: the function, where a class holds what wraps it."""
 Names = tuple[str, ...]
 
 
@@ -45,6 +47,9 @@ def looked_up(name: str) -> Any:
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module, NOTHING)
     for part in path.split("."):
+        if part == _FUNCTION and isinstance(found, staticmethod | classmethod):
+            found = found.__func__
+            continue
         held = getattr(type(found), "__dict__", {}) if found is NOTHING else _dictionary_of(found)
         found = held.get(part, NOTHING)
     return found
@@ -63,8 +68,11 @@ def name_of(thing: Any) -> str | None:
     last = getattr(named, "__name__", None)
     candidates = [(module, path), ("torch", last), ("torch.nn.functional", last), ("builtins", last)]
     for where, spelled in candidates:
-        if isinstance(where, str) and isinstance(spelled, str) and looked_up(f"{where}:{spelled}") is thing:
-            return f"{where}:{spelled}"
+        if not isinstance(where, str) or not isinstance(spelled, str):
+            continue
+        for name in (f"{where}:{spelled}", f"{where}:{spelled}.{_FUNCTION}"):
+            if looked_up(name) is thing:
+                return name
     return None
 
 
