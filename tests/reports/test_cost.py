@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import whence
 from tests.models import case
+from whence import Phase
 from whence.reports.devices import Device
 
 X = torch.randn(6, 4)
@@ -270,3 +271,14 @@ def test_time_is_that_of_a_roofline() -> None:
     assert program.cost().total.seconds is None
     with pytest.raises(whence.UsageError, match="no peaks are listed for 'abacus'"):
         program.cost("abacus")
+
+
+@pytest.mark.parametrize("both_ways", [False, True])
+def test_layers_of_an_lstm(both_ways: bool) -> None:
+    """As many products as its matrices have elements, in every step, and twice as many in the backward."""
+    model, x = nn.LSTM(16, 32, 2, bidirectional=both_ways), torch.randn(5, 3, 16)
+    products = 2 * 5 * 3 * sum(held.numel() for name, held in model.named_parameters() if "weight" in name)
+    assert whence.capture(model, (x,)).cost().rows[0].flops == {Phase.FORWARD: products}
+    cost = whence.capture(model, (x,), backward=lambda out: out[0].sum()).cost()
+    assert cost.rows[0].flops == {Phase.FORWARD: products, Phase.BACKWARD: 2 * products}
+    assert cost.gaps == {} and sum(cost.beyond.values()) == 3 * products

@@ -76,6 +76,16 @@ def _grouped_backward(*shapes: Any, **__: Any) -> Any:
     return 2 * _grouped(*shapes)
 
 
+def _recurrent(given: Any, inner: Any, hidden: Any, *_: Any, **__: Any) -> Any:
+    """A layer of oneDNN's LSTM: every step multiplies by both matrices."""
+    return 2 * prod(given[:-1]) * (prod(inner) + prod(hidden))
+
+
+def _recurrent_backward(*shapes: Any, **__: Any) -> Any:
+    """As many for the gradients of what is given, and for those of the matrices."""
+    return 2 * _recurrent(*shapes)
+
+
 _ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu
 OWN: Mapping[Any, Callable[..., Any]] = {
     aten.scaled_dot_product_attention: _attention,
@@ -86,6 +96,8 @@ OWN: Mapping[Any, Callable[..., Any]] = {
     aten.dot: _inner,
     aten.vdot: _inner,
     aten._grouped_mm: _grouped,
+    aten.mkldnn_rnn_layer: _recurrent,
+    aten.mkldnn_rnn_layer_backward: _recurrent_backward,
 }
 """Formulas over shapes, as those of PyTorch's registry are."""
 _OF_LIBRARIES: Mapping[str, Callable[..., Any]] = {

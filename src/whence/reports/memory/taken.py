@@ -191,4 +191,4 @@ def _parts(storages: Storages, at: int) -> dict[str, int]:
         else:
             kind = "activations" if node in storages.readings else "temporaries"
         parts[kind] = parts.get(kind, 0) + size
-    return parts
+    return dict(sorted(parts.items()))
