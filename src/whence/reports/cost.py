@@ -1,16 +1,15 @@
 """What the calls of a program cost: FLOPs, bytes moved, and the time that a device needs at least."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
-from whence._torch.operators.schemas import op_name, traits
+from whence._torch.operators.schemas import op_name
 from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.symbols import (
     UnknownAtHand,
@@ -23,6 +22,7 @@ from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import UsageError
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of
+from whence.program.queries.marks import READ_SIZES
 from whence.program.queries.notebook import OpensInNotebook
 from whence.program.queries.plain import AsJSON
 from whence.reports.devices import Device, device_of
@@ -39,12 +39,11 @@ from whence.reports.flops import (
 )
 from whence.reports.modules import enclosing_calls
 from whence.reports.numbers import scaled
+from whence.reports.views import depends_on_sizes, undecided_line, viewed_argument
 from whence.schema import InputKind, Phase
 
-aten = torch.ops.aten
 RECOMPUTED = "recomputed"
 """What a checkpoint computes once more, in the backward."""
-_UNSAID = frozenset((aten._unsafe_view, aten.unsafe_split, aten.unsafe_split_with_sizes, aten.unsafe_chunk))
 
 
 @dataclass(frozen=True)
@@ -109,8 +108,9 @@ class Cost(OpensInNotebook, AsJSON):
     `gaps` names operators whose FLOPs nobody has a formula for, with how often they occur: they count as
     none. `beyond` are FLOPs by operator that PyTorch's own counter leaves out, and that are counted here.
     `branches` says for each `cond` what its graphs take: the largest counts. Where sizes are open, `formulas`
-    are the totals over their names, as Python source (`forward FLOPs`, `bytes read`, `bytes written`); those
-    are left out to which an operator without such a formula adds, or a graph inside.
+    are the totals over their names, as Python source (`forward FLOPs`, `bytes read`, `bytes written`), at
+    sizes of two and more; those are left out to which an operator without such a formula adds, or a graph
+    inside. No bytes have one where `undecided` names operations: reshapes that copy at some sizes alone.
     """
 
     rows: tuple[CallCost, ...]
@@ -120,6 +120,7 @@ class Cost(OpensInNotebook, AsJSON):
     device: str | None = None
     branches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     formulas: Mapping[str, str] = field(default_factory=dict)
+    undecided: tuple[str, ...] = ()
 
     @property
     def total(self) -> CallCost:
@@ -135,7 +136,7 @@ class Cost(OpensInNotebook, AsJSON):
         """What is to be said of the numbers, as plain data."""
         branches = {name: dict(graphs) for name, graphs in self.branches.items()}
         told = {"gaps": dict(self.gaps), "beyond": dict(self.beyond), "branches": branches}
-        return {**told, "formulas": dict(self.formulas)}
+        return {**told, "formulas": dict(self.formulas), "undecided": list(self.undecided)}
 
     def __repr__(self) -> str:
         moved = scaled(self.total.read + self.total.written)
@@ -155,6 +156,7 @@ class Cost(OpensInNotebook, AsJSON):
         beyond = ", ".join(f"{name} {scaled(count)}" for name, count in self.beyond.items())
         lines = [f"counted here, and not by torch.utils.flop_counter: {beyond}"] if beyond else []
         lines += [f"{name}: {formula}" for name, formula in self.formulas.items()]
+        lines += [undecided_line(self.undecided)] if self.undecided else []
         for name, graphs in self.branches.items():
             told = ", ".join(f"{graph} {scaled(count)}FLOPs" for graph, count in graphs.items())
             lines.append(f"{name} takes one of its graphs, and the largest counts: {told}")
@@ -178,8 +180,9 @@ def cost_of(
         if cost.beyond and cost.taken:
             beyond[op_name(node.target)] += cost.beyond
     nodes, name = tuple(cost for _, cost in counting.nodes), found.name if found else None
-    formulas = _formulas(program, counting.nodes)
-    return Cost(rows, nodes, counting.gaps, beyond, name, counting.branches, formulas)
+    undecided = tuple(node.name for node, _ in counting.nodes if depends_on_sizes(node, counting.sizes))
+    formulas = _formulas(program, counting.nodes, undecided)
+    return Cost(rows, nodes, counting.gaps, beyond, name, counting.branches, formulas, undecided)
 
 
 @dataclass
@@ -218,7 +221,8 @@ class _Counting:
         if flops.gap is not None:
             self.gaps[f"{op_name(node.target)}: {flops.gap}"] += 1
         count, beyond = flops.count * times, flops.beyond * times
-        if viewed_argument(node.target) is not None or op_name(node.target) == "getitem":
+        is_moved = op_name(node.target) != "getitem" and viewed_argument(node, at) is None
+        if not is_moved or getattr(node.target, "overloadpacket", None) in READ_SIZES:
             return NodeCost(name, phase, count, 0, 0, beyond=beyond)
         value = node.meta.get("val")
         read = sum(bytes_at(source.meta.get("val"), at) for source in node.all_input_nodes)
@@ -242,7 +246,9 @@ class _Counting:
                 self.nodes[span] = [(each, replace(cost, taken=False)) for each, cost in self.nodes[span]]
 
 
-def _formulas(program: FlatProgram, nodes: Iterable[tuple[fx.Node, NodeCost]]) -> dict[str, str]:
+def _formulas(
+    program: FlatProgram, nodes: Iterable[tuple[fx.Node, NodeCost]], undecided: Container[str]
+) -> dict[str, str]:
     """The totals over the names of open sizes, where there are any."""
     terms: dict[str, Counter[Any]] = {}
     unknown = set[str]()
@@ -259,6 +265,8 @@ def _formulas(program: FlatProgram, nodes: Iterable[tuple[fx.Node, NodeCost]]) -
             flops = open_flops(node) if cost.flops else 0
             figures = {name: flops, "bytes read": sum(read), "bytes written": written}
             unknown |= {name} if flops is None else set()
+        if node.name in undecided:
+            unknown |= {"bytes read", "bytes written"}
         if node.graph is not program.graph:  # which may run as often as a size says
             unknown |= set(figures)
         for key, figure in figures.items():
@@ -300,11 +308,6 @@ def phase_of(node: fx.Node) -> str:
     """The phase of a node, where what is recomputed is one of its own."""
     origin = origin_of(node)
     return RECOMPUTED if origin.recomputed else origin.phase.value
-
-
-def viewed_argument(target: Any) -> int | None:
-    """The argument in whose memory the result of an operator lies; schemas of a few do not say so."""
-    return 0 if getattr(target, "overloadpacket", None) in _UNSAID else traits(target).viewed
 
 
 def _dtype(value: Any) -> str:

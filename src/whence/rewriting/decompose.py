@@ -12,6 +12,7 @@ from torch.export import default_decompositions
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.decompositions import FAILS, Operation, Table, decomposition_of
 from whence._torch.operators.schemas import (
+    MAY_COPY,
     OpOverload,
     draws,
     is_composite,
@@ -32,10 +33,6 @@ from whence.rewriting.splice import Splice, UnknownValueError, called_again, rep
 from whence.rewriting.track import Edit
 
 _DETACH = torch.ops.aten.detach.default
-_DECIDED_BY_SIZES = frozenset(
-    {torch.ops.aten.reshape.default, torch.ops.aten.contiguous.default, torch.ops.aten.flatten.using_ints}
-)
-"""Each run decides whether they copy: they stay whole where sizes vary."""
 Wanted = Literal["core"] | Mapping[Any, Callable[..., Any]] | None
 
 
@@ -82,7 +79,7 @@ class Rules:
             return node.target in self.table  # type: ignore[operator]
         if self.table is not None and node.target in self.table:
             return not draws(node.target, node.args, node.kwargs) and _has_static_numbers(node)
-        return is_composite(node.target) and not (node.target in _DECIDED_BY_SIZES and _has_open_sizes(node))
+        return is_composite(node.target) and not (node.target in MAY_COPY and _has_open_sizes(node))
 
     def function(self, target: Any) -> Callable[..., Any]:
         """What computes the same in terms of others."""

@@ -1,11 +1,16 @@
 """How conditions on sizes are read and written."""
 
+import itertools
+import math
+
 import pytest
 import sympy
+import torch
 
 from whence._torch.sizes.expressions import (
     are_same_at,
     asks_for_one,
+    can_view,
     divisor,
     in_words,
     is_implied,
@@ -86,3 +91,56 @@ def test_who_asks_for_one() -> None:
     assert asks_for_one(sympy.Ne(64 * N, 64, evaluate=False))
     assert not asks_for_one(sympy.Ne(N * M, 64, evaluate=False))
     assert not asks_for_one(N > 1)
+
+
+def _has_view(shape: tuple[int, ...], strides: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    try:
+        torch.empty_strided(shape, strides, device="meta").view(wanted)
+    except RuntimeError:
+        return False
+    return True
+
+
+def test_whether_there_is_a_view_is_as_torch_decides() -> None:
+    """All layouts of small tensors, with dimensions of 0 and 1, and such that are expanded or cut."""
+    for shape in itertools.product((0, 1, 2, 3, 4), (1, 2, 4), (1, 3, 4)):
+        wanted = {(math.prod(shape),), shape, shape[::-1], (shape[0] * shape[1], shape[2])}
+        wanted |= {(shape[0], 2, shape[1] // 2, shape[2])} if shape[1] % 2 == 0 else set()
+        dense = torch.empty(shape, device="meta")
+        turned = [dense.permute(order).stride() for order in itertools.permutations(range(3))]
+        for strides in (*turned, (0, 0, 1), (0, shape[2], 1), (shape[2], 0, 1), (24, 6, 1), (24, 8, 2)):
+            laid_out = torch.empty_strided(shape, strides, device="meta")
+            assert can_view(shape, strides, None) is laid_out.is_contiguous(), (shape, strides)
+            for each in wanted:
+                assert can_view(shape, strides, each) is _has_view(shape, strides, each), (
+                    shape,
+                    strides,
+                    each,
+                )
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides", "wanted", "answer"),
+    [
+        ((N, M, 8), (8 * M, 8, 1), (N * M, 8), True),
+        ((M, N, 8), (8, 8 * M, 1), (N * M, 8), False),
+        ((M, N, 8), (8, 8 * M, 1), (M, N, 2, 4), True),
+        ((M, N), (1, M), (N, M), None),  # a square
+        ((N, M - 1), (M, 1), (N * (M - 1),), None),  # where there is one column
+        ((N, 4), (M, 1), (4 * N,), None),
+        ((N, 1, M), (M, 3, 1), (N, M), True),
+        ((N, 0), (M, 1), (0,), True),
+        ((N, M), (M, 1), None, True),
+        ((M, N), (1, M), None, False),
+        ((N, 4), (M, 1), None, None),
+        ((N,), (sympy.floor(M / 2),), None, None),
+    ],
+)
+def test_whether_there_is_a_view_at_all_sizes(
+    shape: tuple[object, ...],
+    strides: tuple[object, ...],
+    wanted: tuple[object, ...] | None,
+    answer: bool | None,
+) -> None:
+    """Of two and more; None where they decide."""
+    assert can_view(shape, strides, wanted) is answer

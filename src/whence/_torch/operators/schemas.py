@@ -26,6 +26,8 @@ __all__ = [
 ]
 
 aten = torch.ops.aten
+MAY_COPY = frozenset((aten.reshape.default, aten.contiguous.default, aten.flatten.using_ints))
+"""Each run decides by sizes whether they copy: they stay whole where these vary."""
 WRAPPER = auto_functionalized
 """Runs an operator on copies of what it writes to, and gives its results and the copies."""
 

@@ -1,6 +1,8 @@
 """Questions about sympy expressions of sizes, and how people write them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, pairwise
+from operator import mul
 from typing import Any
 
 import sympy
@@ -148,6 +150,49 @@ def is_multiple(term: Any, other: Any) -> bool:
     return all(
         (base.is_Symbol and power.is_integer and power > 0) or base == 1 for base, power in factors.items()
     )
+
+
+def can_view(shape: Sequence[Any], strides: Sequence[Any], wanted: Sequence[Any] | None) -> bool | None:
+    """Whether a view of a tensor laid out so has the shape wanted; without one, whether it is contiguous.
+
+    Dimensions that do not lie in one another's rows stay apart, so that what is inside of them must be as
+    many elements as what is inside of a wanted one. None where open sizes of two and more decide.
+    """
+    ones = [_is_same(size, 1) for size in shape]
+    if 0 in shape or None in ones:
+        return True if 0 in shape else None
+    rows = [(shape[dim], strides[dim]) for dim in reversed(range(len(shape))) if not ones[dim]]
+    joined = [_is_same(outer[1], inner[0] * inner[1]) for inner, outer in pairwise(rows)]
+    if wanted is None:
+        return _every([_is_same(rows[0][1], 1), *joined] if rows else [])
+    counts = [*accumulate((size for size, _ in rows[:-1]), mul)]
+    ends = [*accumulate(reversed(wanted), mul)]
+    answers = (
+        _some([one, *(_is_same(count, end) for end in ends)])
+        for one, count in zip(joined, counts, strict=True)
+    )
+    return _every([*answers])
+
+
+def _every(answers: Sequence[bool | None]) -> bool | None:
+    return None if None in answers and False not in answers else False not in answers
+
+
+def _some(answers: Sequence[bool | None]) -> bool | None:
+    return None if None in answers and True not in answers else True in answers
+
+
+def _is_same(left: Any, right: Any) -> bool | None:
+    """Whether two sizes are the same; None where open ones of two and more decide."""
+    if type(left) is int and type(right) is int:
+        return left == right
+    found = sympy.expand(left - right)
+    if found == 0:
+        return True
+    over = sympy.expand(found.xreplace({symbol: symbol + 2 for symbol in found.free_symbols}))
+    terms = over.as_coefficients_dict() if over.is_polynomial(*over.free_symbols) else {}
+    is_apart = sympy.S.One in terms and len({factor > 0 for factor in terms.values()}) == 1
+    return False if is_apart else None
 
 
 def spell(found: Any, names: Mapping[Any, str]) -> str:

@@ -175,9 +175,20 @@ def size_at(size: Any, at: Mapping[str, int]) -> int | float:
 
 def open_shape(tensor: Tensor) -> tuple[Any, ...]:
     """The sizes of a tensor: numbers, and expressions over the names of open ones."""
-    return tuple(
-        _expressions().over_names(size) if isinstance(size, SYMBOLIC) else size for size in tensor.shape
-    )
+    return tuple(map(open_number, tensor.shape))
+
+
+def open_number(size: Any) -> Any:
+    """A number, or an expression over the names of open sizes."""
+    return _expressions().over_names(size) if isinstance(size, SYMBOLIC) else size
+
+
+def can_view(shape: Sequence[Any], strides: Sequence[Any], wanted: Sequence[Any] | None) -> bool | None:
+    """Whether a view of a tensor laid out so has the shape wanted; without one, whether it is contiguous.
+
+    Sizes may be such expressions: None where it is not the same for all of two and more.
+    """
+    return _expressions().can_view(shape, strides, wanted)  # type: ignore[no-any-return]
 
 
 def spelled_sum(terms: Mapping[Any, int]) -> str:

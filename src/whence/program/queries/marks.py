@@ -20,7 +20,7 @@ READS_NO_VALUE = frozenset(
     for name in ("ones_like", "zeros_like", "full_like", "empty_like", "new_zeros", "new_empty")
 )
 """Operators that read no value, but how large it is."""
-_READ_SIZES = frozenset(
+READ_SIZES = frozenset(
     getattr(torch.ops.aten, f"sym_{name}") for name in ("size", "stride", "numel", "storage_offset")
 )
 _SEED = torch.ops.aten.ones_like.default
@@ -56,7 +56,7 @@ def _sizes(program: "FlatProgram") -> Set[fx.Node]:
     found: set[fx.Node] = set()
     for node in program.graph.nodes:
         is_number = isinstance(node.meta.get("val"), (int, float, *SYMBOLIC))
-        reads_size = getattr(node.target, "overloadpacket", None) in _READ_SIZES
+        reads_size = getattr(node.target, "overloadpacket", None) in READ_SIZES
         if (
             node.op == "call_function"
             and is_number

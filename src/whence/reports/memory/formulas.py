@@ -1,7 +1,7 @@
 """What memory takes over the names of open sizes, as Python source.
 
 Where the peak is may depend on sizes. While an operation runs, a sum of products of sizes is alive; one that
-is at least another, whatever the sizes are (of one and more), makes that no peak. What is left over are all
+is at least another, whatever the sizes are (of two and more), makes that no peak. What is left over are all
 places where the peak can be, and it is the largest of what is alive there.
 """
 
@@ -21,7 +21,7 @@ Terms = Counter[object]
 def formulas_in(storages: Storages) -> tuple[dict[str, str], dict[str, str]]:
     """Of `kept bytes`, and of `peak bytes` where one place has the peak at all sizes; and what is alive at
     each place that can have it. Those are left out to which something adds that has no formula."""
-    if not any(is_open(node.meta.get("val")) for node in storages.nodes):
+    if storages.undecided or not any(is_open(node.meta.get("val")) for node in storages.nodes):
         return {}, {}
     formulas: dict[str, str] = {}
     if not any(map(storages.is_unknown, storages.readings)):

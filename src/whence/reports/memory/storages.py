@@ -27,8 +27,8 @@ from whence.errors import UsageError
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of, record_of
 from whence.program.queries.marks import READS_NO_VALUE
-from whence.reports.cost import viewed_argument
 from whence.reports.flops import bytes_at, held_graphs, is_branch, open_bytes, shape_at
+from whence.reports.views import depends_on_sizes, viewed_argument
 from whence.schema import OutputKind, Phase, Quality
 
 _HAVE_WORKSPACES = re.compile(r"convolution|conv\w*\dd|rnn|lstm|gru|batch_norm_backward")
@@ -148,17 +148,25 @@ class Storages:
 
     def _real(self, rows: Sequence[BackwardRead]) -> tuple[BackwardRead, ...]:
         """Those that read the value itself, if any do: a view of it (`detach`) is read in its turn."""
-        return tuple(row for row in rows if viewed_argument(row.node.target) is None) or tuple(rows)
+        return tuple(row for row in rows if self._viewed(row.node) is None) or tuple(rows)
 
     def _bases(self, node: fx.Node, known: Mapping[fx.Node, tuple[fx.Node, ...]]) -> tuple[fx.Node, ...]:
-        viewed = viewed_argument(node.target) if node.op == "call_function" else None
+        viewed = self._viewed(node) if node.op == "call_function" else None
         if op_name(node.target) == "getitem":
             source = node.args[0]
-            viewed_in = isinstance(source, fx.Node) and viewed_argument(source.target) is not None
+            viewed_in = isinstance(source, fx.Node) and self._viewed(source) is not None
             return known[source] if viewed_in and isinstance(source, fx.Node) else (node,)
         if viewed is not None and len(node.args) > viewed:
             return tuple(base for source in nodes_in(node.args[viewed]) for base in known[source])
         return (node,)
+
+    def _viewed(self, node: fx.Node) -> int | None:
+        return viewed_argument(node, self._sizes)
+
+    @cached_property
+    def undecided(self) -> tuple[str, ...]:
+        """The operations that may copy at other sizes and do not at these, or the other way round."""
+        return tuple(node.name for node in self.nodes if depends_on_sizes(node, self._sizes))
 
     @cached_property
     def size(self) -> dict[fx.Node, int]:
@@ -251,7 +259,7 @@ class Storages:
 
     def _unread(self, node: fx.Node) -> list[Any]:
         row = node.meta.get("val")
-        if not isinstance(row, (tuple, list)) or viewed_argument(node.target) is not None:
+        if not isinstance(row, (tuple, list)) or self._viewed(node) is not None:
             return []
         read = {user.args[1] for user in node.users if op_name(user.target) == "getitem"}
         return [item for at, item in enumerate(row) if at not in read]

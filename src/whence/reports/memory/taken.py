@@ -19,6 +19,7 @@ from whence.reports.cost import checked_sizes, data_named
 from whence.reports.memory.formulas import formulas_in
 from whence.reports.memory.storages import Storages, alive_in, has_memory_of_its_own, measured_if, row_of
 from whence.reports.numbers import scaled
+from whence.reports.views import undecided_line
 from whence.schema import InputKind, OutputKind
 
 _KINDS = {
@@ -62,8 +63,9 @@ class Memory(OpensInNotebook, AsJSON):
     temporaries. `timeline` says for each node how much is alive while it runs. `gaps` names what takes memory
     besides that nobody knows, with how often it occurs: it counts as none. Where sizes are open, `formulas`
     are `kept bytes` and `peak bytes` over their names, as Python source. Where the peak is may depend on
-    sizes: `peaks` says for each node that can have it what is alive then; it is the largest of them, for
-    sizes of one and more, and in `formulas` if it is one alone.
+    sizes: `peaks` says for each node that can have it what is alive then; it is the largest of them, and in
+    `formulas` if it is one alone. They hold at sizes of two and more, and there are none where `undecided`
+    names operations: reshapes that copy at some sizes alone.
     """
 
     kept: tuple[Kept, ...]
@@ -75,6 +77,7 @@ class Memory(OpensInNotebook, AsJSON):
     gaps: Mapping[str, int] = field(default_factory=dict)
     formulas: Mapping[str, str] = field(default_factory=dict)
     peaks: Mapping[str, str] = field(default_factory=dict)
+    undecided: tuple[str, ...] = ()
 
     @property
     def kept_bytes(self) -> int:
@@ -102,6 +105,7 @@ class Memory(OpensInNotebook, AsJSON):
         besides = [f"{name}: {formula}" for name, formula in self.formulas.items()]
         several = f"the peak is at one of {len(self.peaks)} places, by sizes: `memory().peaks` has formulas"
         besides += [several] if len(self.peaks) > 1 else []
+        besides += [undecided_line(self.undecided)] if self.undecided else []
         besides += [f"memory not known: {gap} (× {count})" for gap, count in self.gaps.items()]
         besides += [_REMEDY] if any("kernel" in gap for gap in self.gaps) else []
         return "\n".join([peak, *map(_kept_line, largest[:_SHOWN]), *besides])
@@ -141,6 +145,7 @@ def memory_in(storages: Storages) -> Memory:
         gaps=_gaps(storages),
         formulas=formulas,
         peaks=peaks,
+        undecided=storages.undecided,
     )
 
 
