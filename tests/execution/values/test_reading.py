@@ -18,10 +18,9 @@ X = torch.randn(3, 4)
 def hooked(model: nn.Module, path: str, args: Any, kwargs: Any) -> Any:
     """What a module returned in a run of eager."""
     kept: list[Any] = []
-    with torch.no_grad():
-        handle = model.get_submodule(path).register_forward_hook(lambda *given: kept.append(given[-1]))
-        model(*args, **kwargs)
-        handle.remove()
+    handle = model.get_submodule(path).register_forward_hook(lambda *given: kept.append(given[-1]))
+    model(*args, **kwargs)
+    handle.remove()
     return kept[0]
 
 
@@ -39,6 +38,51 @@ def test_calls_of_transformers_return_what_eager_computes(name: str, joint: bool
         if isinstance(expected, Tensor):
             assert torch.equal(values[path], expected), path
     assert repr(values) == f"<{len(program.signature.outputs):,} outputs, {len(paths)} read>"
+
+
+class Recurrent(nn.Module):
+    """A composite with one kernel where gradients are wanted and another elsewhere, in two grad modes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm, self.head = nn.Embedding(50, 32), nn.LSTM(32, 48, 2), nn.Linear(48, 50)
+        self.always = nn.LSTM(50, 48)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.head(self.lstm(self.embed(x))[0])
+        with torch.enable_grad():
+            return hidden + self.always(hidden)[0].mean()
+
+
+def _t5() -> Any:
+    model, args, kwargs = case("t5").make()
+    return model.eval(), args, kwargs
+
+
+def _recurrent() -> Any:
+    return Recurrent(), (torch.randint(0, 50, (20, 4)),), {}
+
+
+@pytest.mark.parametrize("records", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("make", [_t5, _recurrent])
+def test_composites_choose_the_kernels_of_eager(make: Any, records: bool) -> None:
+    """By the grad mode of the run and by what requires a gradient; what is handed out holds on to nothing."""
+    torch.manual_seed(0)
+    model, args, kwargs = make()
+    program = whence.capture(model, args, kwargs)
+    before = {name: held._version for name, held in model.named_parameters()}
+    with torch.set_grad_enabled(records):
+        calls = [call for call in program.calls if call.outputs and len(call.outputs.leaves) == 1]
+        paths = [path for call in calls if (path := str(call.site)) in dict(model.named_modules())]
+        values = program.run(args, kwargs, read=paths)
+        expected = {path: hooked(model, path, args, kwargs) for path in paths}
+        found = {path: value for path, value in expected.items() if isinstance(values.read[path], Tensor)}
+        assert found and not [path for path in found if not torch.equal(values[path], found[path])]
+        assert program.verify(model, args, kwargs, by="call").ok
+        assert program.first(args, kwargs, differs_from=program) is None
+    handed = [*values.outputs.values(), *(values[path] for path in found)]
+    assert not any(value.requires_grad for value in handed if isinstance(value, Tensor))
+    assert all(held.grad is None and held._version == before[n] for n, held in model.named_parameters())
 
 
 def test_gradients_are_outputs_and_are_read_by_pattern() -> None:

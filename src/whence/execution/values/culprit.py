@@ -11,7 +11,7 @@ from torch import Tensor
 from whence._torch.tensors import same_bits
 from whence.errors import UsageError
 from whence.execution.values.first import First, Given, first_difference
-from whence.execution.values.walk import inputs_of, walk
+from whence.execution.values.walk import detached, inputs_of, walk
 from whence.program import FlatProgram
 from whence.rewriting import GraphPass, Pass, apply
 
@@ -106,7 +106,7 @@ def _outputs(program: FlatProgram, given: Given) -> dict[str, Any]:
     finally:
         torch.set_rng_state(state)
     rows = program.signature.outputs
-    return {row.name: row.value if row.node is None else values[row.node] for row in rows}
+    return {row.name: row.value if row.node is None else detached(values[row.node]) for row in rows}
 
 
 def _different(expected: Mapping[str, Any], program: FlatProgram, given: Given) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from whence._torch.pytrees import tree_flatten, whole_leaves
 from whence._torch.tensors import same_bits
 from whence.execution.compare import Comparison, beside
 from whence.execution.running import differentiate
-from whence.execution.values.walk import inputs_of, walk
+from whence.execution.values.walk import detached, inputs_of, walk
 from whence.program import FlatProgram, Named
 from whence.program.calls import Leaf
 from whence.program.node_records import origin_of, record_of
@@ -97,11 +97,11 @@ def first_difference(program: FlatProgram, other: FlatProgram, given: Given) -> 
     state = torch.get_rng_state()
     names = {node.name for node in program.graph.nodes} & {node.name for node in other.graph.nodes}
     there = walk(other, inputs_of(other, *given))
-    expected = {node.name: values[node.name] for node, values in there if node.name in names}
+    expected = {node.name: detached(values[node.name]) for node, values in there if node.name in names}
     torch.set_rng_state(state)
     for node, values in walk(program, inputs_of(program, *given)):
         compares = node.name in expected and not said_of(node.target).gives_memory
-        if compares and (why := next(_otherwise(values[node.name], expected[node.name]), None)):
+        if compares and (why := next(_otherwise(detached(values[node.name]), expected[node.name]), None)):
             return _found(program, node, why)
     return None
 
@@ -195,13 +195,12 @@ def _values(program: FlatProgram, flat: tuple[Any, Any], tangents: Sequence[Any]
     returned = [leaf for call in program.calls if call.outputs is not None for leaf in call.outputs.leaves]
     wanted = {gradient_of(program, leaf) for leaf in returned} if begins else set()
     values: dict[str, Any] = {}
-    with torch.no_grad():
-        for node, now in walk(program, inputs_of(program, *flat, given)):
-            held = now[node.name]
-            if node.op != "call_function" and isinstance(held, Tensor):
-                values[node.name] = held.clone()
-            elif origin_of(node).phase is Phase.FORWARD or node.name in wanted:
-                values[node.name] = held
+    for node, now in walk(program, inputs_of(program, *flat, given)):
+        held = detached(now[node.name])
+        if node.op != "call_function" and isinstance(held, Tensor):
+            values[node.name] = held.clone()
+        elif origin_of(node).phase is Phase.FORWARD or node.name in wanted:
+            values[node.name] = held
     return values
 
 

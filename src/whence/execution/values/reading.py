@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from whence._torch.pytrees import tree_flatten
 from whence.errors import SelectionError, UsageError
-from whence.execution.values.walk import Patch, inputs_of, walk
+from whence.execution.values.walk import Patch, detached, inputs_of, walk
 from whence.program import Call, FlatProgram, Named, Structure
 from whence.program.queries.selecting import SEPARATOR, TYPE, select_calls
 from whence.program.signature import describe
@@ -62,6 +62,7 @@ def run(
     values: Mapping[str, Any] = {}
     for _, now in walk(program, inputs_of(program, args, kwargs, inputs), patches=patches, keep=keep):
         values = now
+    values = {name: detached(values[name]) for name in keep}
     rows = program.signature.outputs
     found = {row.name: row.value if row.node is None else values[row.node] for row in rows}
     return Values(found, {name: each.filled(values) for name, each in wanted.items()})

@@ -1,17 +1,21 @@
 """A program's graph, node by node, over real values."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
+from whence._torch.pytrees import tree_map_only
 from whence._torch.subclasses.fully_sharded import whole
+from whence._torch.subclasses.wrapper_subclasses import carries_gradients
 from whence.errors import UsageError
 from whence.hierarchy.emit.source import run_as
+from whence.hierarchy.run.differentiable import straight_through, with_gradients
 from whence.program import FlatProgram
+from whence.program.signature import Input
 from whence.program.state import refuse_elsewhere
 from whence.schema import InputKind, OutputKind
 
@@ -30,8 +34,10 @@ def walk(
 
     A value goes after its last use, unless it is among `keep`. `inputs` gives each placeholder its value by
     name; a tangent that is not there is one everywhere, as of a sum. `patches` come after the node of that
-    name. A forward program runs in the caller's grad mode. The graph of a joint program or a step holds the
-    gradients, so it runs on tensors that require none, in the mode that it was captured in: some kernels ask.
+    name. Some kernels are chosen by whether gradients are wanted. So a forward program runs as its module
+    does, in the caller's grad mode and with state that requires gradients: detach what is kept. The graph of
+    a joint program or a step holds the gradients; it runs on tensors that require none, in the mode that it
+    was captured in.
     """
     values: dict[str, Any] = {}
     last = _last_uses(program.graph)
@@ -59,10 +65,33 @@ def _value(program: FlatProgram, node: fx.Node, inputs: Mapping[str, Any], value
     if (branch := nested_graph(node)) is not None:
         return branch
     if node.op == "get_attr":
-        return whole(program.state[node.name].detach())
+        return _leaf(program, program.input(node.name), program.state[node.name])
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])
-    with torch.enable_grad() if _holds_gradients(program) else nullcontext():
-        return run_as(node.target)(*args, **kwargs)
+    return _operation(program, node)(*args, **kwargs)
+
+
+def _operation(program: FlatProgram, node: fx.Node) -> Callable[..., Any]:
+    """What a node computes, in the grad mode that it has in the module of the program."""
+    call: Callable[..., Any] = run_as(node.target)
+    if node.name in program.facts.straight_through:
+        call = partial(straight_through, call)
+    if _holds_gradients(program) or node.name in program.facts.turned_on:
+        call = partial(with_gradients, call)
+    return call
+
+
+def _leaf(program: FlatProgram, row: Input, held: Tensor) -> Any:
+    """A leaf of its own over the memory of a tensor, which itself stays out of autograd's reach."""
+    value: Tensor = whole(held.detach())
+    if _holds_gradients(program) or value.is_inference():
+        return value
+    wanted = held.requires_grad if row.part is None else row.part.requires_grad and carries_gradients(held)
+    return value.requires_grad_(wanted)
+
+
+def detached(value: Any) -> Any:
+    """A value of a node that holds on to nothing of the run."""
+    return tree_map_only(Tensor, Tensor.detach, value)
 
 
 def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[str]]:
@@ -100,9 +129,10 @@ def inputs_of(
     values: dict[str, Any] = {}
     for row in program.signature.inputs:
         if row.name in program.state:
-            values[row.name] = whole(program.state[row.name].detach())
+            values[row.name] = _leaf(program, row, program.state[row.name])
         elif row.kind is InputKind.USER:
-            values[row.name] = next(users)
+            value = next(users)
+            values[row.name] = value if row.part is None else _leaf(program, row, value)
     values |= {program.input(name).name: value for name, value in others.items()}
     rows = [row for row in program.signature.inputs if row.kind is not InputKind.TANGENT]
     if missing := [row.path for row in rows if row.name not in values]:
