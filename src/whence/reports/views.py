@@ -5,7 +5,7 @@ sizes and strides it is given, at numbers, or for all sizes at once.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, fx
@@ -38,8 +38,8 @@ def undecided_line(names: Sequence[str]) -> str:
 
 def _is_view(node: fx.Node, sizes: Mapping[str, int] | None) -> bool | None:
     """At these sizes; without any at all of two and more, and None where it is not the same at all."""
-    source = node.args[0].meta.get("val") if node.target in MAY_COPY else None  # type: ignore[union-attr]
-    result = node.meta.get("val")
+    given: Any = node.args[0] if node.target in MAY_COPY else None
+    source, result = (None if each is None else each.meta.get("val") for each in (given, node))
     if not _is_plain(source) or not _is_plain(result):
         return True
     shape, strides, wanted = (
@@ -53,5 +53,5 @@ def _is_view(node: fx.Node, sizes: Mapping[str, int] | None) -> bool | None:
     return can_view([shape[dim] for dim in order], [strides[dim] for dim in order], None)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: Any) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.layout is torch.strided and not is_composed(value)
