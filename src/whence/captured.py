@@ -21,6 +21,7 @@ from whence.execution.taken_step import step_taken
 from whence.execution.validity import check, check_inputs, guarded, guards_for
 from whence.execution.values.first import First, first_difference, first_nonfinite
 from whence.execution.values.reading import ValueKey, Values, run
+from whence.execution.values.step_inputs import given_to
 from whence.execution.verify import Verification, refuse_unknown, verify
 from whence.execution.verify_step import runs_itself, verify_step, with_step
 from whence.guards import Guarded
@@ -276,20 +277,20 @@ class Program(Reported):
         read: ValueKey | Sequence[ValueKey] = (),
         patch: Mapping[Any, Any] | None = None,
         inputs: Mapping[str, Any] | None = None,
+        optimizer: object = None,
     ) -> Values:
         """Run the graph on these arguments and the captured tensors, with values on the way; nothing changes.
 
-        `read` names nodes, modules (`"layers.3.mlp"`: what it returned, of each call where there are
-        several), calls (`"lin@0"`) and patterns of `select` (`"type=Linear"`, `"layers.* :: backward"`);
-        forward, backward and optimizer alike. What may mean several is read as a dictionary, by call or by
-        name of node. `patch` gives all that a key means another value, or a function that makes one of what
-        was there; what comes later, also in the backward, is computed from that. A tangent is one everywhere
-        unless `inputs` gives it, by name or path, as it does other inputs (state of an optimizer, another
-        weight). Raises `SelectionError` for what is not there, `CallError` for arguments that do not fit,
-        `UsageError` for inputs without a value and patches of another shape.
+        `read` names nodes, modules (`"layers.3.mlp"`: what it returned), calls (`"lin@0"`) and patterns of
+        `select` (`"type=Linear"`, `"layers.* :: backward"`), in every phase. What may mean several is a
+        dictionary, by call or node. `patch` gives all that a key means another value, or a function that
+        makes one of what was there; what comes later is computed from that. A tangent is one unless `inputs`
+        gives it, by name or path, as it does other inputs; `optimizer` gives those of a step as it is now.
+        Raises `SelectionError` for what is not there, `CallError` for arguments that do not fit, `UsageError`
+        for inputs without a value and patches of another shape.
         """
-        program = fitting(self, args, kwargs)
-        return run(program, args, kwargs, read=read, patch=patch or {}, inputs=inputs or {})
+        program, given = given_to(self, args, kwargs, inputs, optimizer)
+        return run(program, given, read=read, patch=patch or {})
 
     def first(
         self,
@@ -298,16 +299,15 @@ class Program(Reported):
         *,
         differs_from: FlatProgram | None = None,
         inputs: Mapping[str, Any] | None = None,
+        optimizer: object = None,
     ) -> First | None:
         """The first operation whose value is not finite, in the backward, too, with its call and line.
 
-        That is one that makes a NaN of what holds none, or an infinity of what is finite; infinities that are
-        written down, as in masks, are meant to be there. With `differs_from`, another program of the same
-        arguments (before a pass, of another model), it is the first whose value is not the same bit for bit
-        as that of the node of the same name there. None where there is none. Raises what `run` raises.
+        That is one that makes a NaN of what holds none, or an infinity of what is finite that is not written
+        down. With `differs_from`, another program of these arguments (before a pass, of another model), the
+        first whose value is not bit for bit that of the node of that name there. Raises what `run` raises.
         """
-        given = (args, kwargs, inputs or {})
-        program = fitting(self, args, kwargs)
+        program, given = given_to(self, args, kwargs, inputs, optimizer)
         if differs_from is None:
             return first_nonfinite(program, given)
         return first_difference(program, fitting(differs_from, args, kwargs), given)

@@ -276,7 +276,7 @@ def _faults(program: FlatProgram, subject: Subject, optimizer: object) -> Sequen
     elif not step.groups and optimizer is not None:
         found.append(Fault("the program knows no optimizer", remedy="write program.bind(model)"))
     elif isinstance(optimizer, Optimizer | Optimizers):
-        found += _other_optimizer(program, subject, optimizer)
+        found += other_optimizer(program, tensors_by_name(subject), optimizer)
     return found
 
 
@@ -309,11 +309,12 @@ def _is_other(before: Any, now: Any) -> bool:
     return type(before) is int and type(now) is int and before != now
 
 
-def _other_optimizer(
-    program: FlatProgram, subject: Subject, optimizer: Optimizer | Optimizers
+def other_optimizer(
+    program: FlatProgram, tensors: dict[str, Tensor], optimizer: Optimizer | Optimizers
 ) -> list[Fault]:
+    """In what an optimizer of these tensors is not like that of a step."""
     step: Any = program.step
-    names = {id(tensor): name for name, tensor in reversed(tensors_by_name(subject).items())}
+    names = {id(tensor): name for name, tensor in reversed(tensors.items())}
     rows = {path: row.path for row in program.signature.state for path in (row.path, *row.aliases)}
     groups = tuple(
         tuple(rows.get(names.get(id(p), ""), "a tensor from outside the model") for p in group["params"])

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from whence._torch.tensors import same_bits
 from whence.errors import UsageError
-from whence.execution.values.first import First, Given, first_difference
-from whence.execution.values.walk import detached, inputs_of, walk
+from whence.execution.values.first import First, first_difference
+from whence.execution.values.walk import Given, detached, inputs_of, walk
 from whence.program import FlatProgram
 from whence.rewriting import GraphPass, Pass, apply
 

@@ -19,7 +19,7 @@ from whence._torch.pytrees import tree_flatten, whole_leaves
 from whence._torch.tensors import same_bits
 from whence.execution.compare import Comparison, beside
 from whence.execution.running import differentiate
-from whence.execution.values.walk import detached, inputs_of, walk
+from whence.execution.values.walk import Given, detached, inputs_of, walk
 from whence.program import FlatProgram, Named
 from whence.program.calls import Leaf
 from whence.program.node_records import origin_of, record_of
@@ -47,9 +47,6 @@ class First(AsJSON):
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
         return {**plain_fields(self, "node", "why"), **plain_fields(self.origin, "phase", "calls", "source")}
-
-
-Given = tuple[tuple[Any, ...], Mapping[str, Any] | None, Mapping[str, Any]]
 
 
 def first_nonfinite(program: FlatProgram, given: Given) -> First | None:

@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from whence._torch.pytrees import tree_flatten
 from whence.errors import SelectionError, UsageError
-from whence.execution.values.walk import Patch, detached, inputs_of, walk
+from whence.execution.values.walk import Given, Patch, detached, inputs_of, walk
 from whence.program import Call, FlatProgram, Named, Structure
 from whence.program.queries.selecting import SEPARATOR, TYPE, select_calls
 from whence.program.signature import describe
@@ -43,13 +43,7 @@ class Values:
 
 
 def run(
-    program: FlatProgram,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any] | None,
-    *,
-    read: ValueKey | Sequence[ValueKey],
-    patch: Mapping[Any, Any],
-    inputs: Mapping[str, Any],
+    program: FlatProgram, given: Given, *, read: ValueKey | Sequence[ValueKey], patch: Mapping[Any, Any]
 ) -> Values:
     """What the program computes on these arguments; nothing is changed."""
     keys = [read] if isinstance(read, (str, fx.Node, CallSite, Call)) else read
@@ -60,7 +54,7 @@ def run(
     patched = {name for each in patch for name in _meant(program, each).names}
     keep = frozenset(names | patched | {str(row.node) for row in returned})
     values: Mapping[str, Any] = {}
-    for _, now in walk(program, inputs_of(program, args, kwargs, inputs), patches=patches, keep=keep):
+    for _, now in walk(program, inputs_of(program, *given), patches=patches, keep=keep):
         values = now
     values = {name: detached(values[name]) for name in keep}
     rows = program.signature.outputs

@@ -19,6 +19,8 @@ from whence.program.signature import Input
 from whence.program.state import refuse_elsewhere
 from whence.schema import InputKind, OutputKind
 
+Given = tuple[tuple[Any, ...], Mapping[str, Any] | None, Mapping[str, Any]]
+"""Arguments, positional and by name, and other inputs by name or path."""
 Patch = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Takes the values so far, by name of node, and returns those that take the place of some."""
 
@@ -138,7 +140,7 @@ def inputs_of(
     if missing := [row.path for row in rows if row.name not in values]:
         raise UsageError(
             f"no value is given for {', '.join(missing)}",
-            remedy="give inputs={path: tensor} for each of them",
+            remedy="give inputs={path: tensor} for each of them, or the optimizer of a step, optimizer=…",
         )
     if not _holds_gradients(program):
         return values
