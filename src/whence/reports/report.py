@@ -8,7 +8,7 @@ from html import escape
 from io import StringIO
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
@@ -85,7 +85,9 @@ class Report(OpensInNotebook, AsJSON):
         heads, lines = _cells(self.rows)
         table = Table(box=None, pad_edge=False, header_style="bold")
         for at, head in enumerate(heads):
-            table.add_column(head, justify="left" if at < 2 else "right", no_wrap=True)
+            justify: JustifyMethod = "left" if at < 2 else "right"
+            words = head if at == 0 else head.replace(" ", "\n")
+            table.add_column(words, justify=justify, vertical="bottom", no_wrap=True)
         for line in lines:
             table.add_row(*map(Text, line))
         return table
