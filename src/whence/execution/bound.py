@@ -126,10 +126,8 @@ class Bound:
         """
         stale = None
         ways = [*self._ways] or [self]
-        steps = [way.program.step for way in ways if way.program.step is not None]
-        advanced = {(slot.group, slot.key) for step in steps for slot in step.numbers}
         for way in ways:
-            found = self._found(way, args, kwargs, advanced)
+            found = self._found(way, args, kwargs, self._advanced)
             if not isinstance(found, StaleCapture):
                 self._ways.sort(key=lambda other, way=way: other is not way)  # type: ignore[misc]
                 self._is_after_first = False
@@ -140,6 +138,12 @@ class Bound:
         way = self._other_way(args, kwargs, stale)
         self._ways = [way, *(self._ways or (self,))]
         return self._taken(args, kwargs) if way._is_of_later_steps else way(*args, **kwargs)
+
+    @property
+    def _advanced(self) -> Set[tuple[int, str]]:
+        """What steps of several ways advance in the optimizer's groups; of one way it is no constant."""
+        steps = [way.program.step for way in self._ways if way.program.step is not None]
+        return {(slot.group, slot.key) for step in steps for slot in step.numbers}
 
     def _found(self, way: "Bound", *given: Any) -> Any:
         try:

@@ -76,7 +76,7 @@ class Live:
     def moved(self, advanced: Set[tuple[int, str]]) -> list[Fault]:
         """Constants of this way that another way of the step advances."""
         rows = [row for row in self.step.settings if (row.group, row.key) in advanced]
-        return [*self._other_settings(rows)]
+        return [*self._other_settings(rows)] if rows else []
 
     def refuse(self) -> None:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""

@@ -118,8 +118,9 @@ class FlatProgram(OpensInNotebook):
     variants: tuple["FlatProgram", ...] = ()
 
     def __post_init__(self) -> None:
-        signature = replace(self.signature, graph_module=self.graph_module)
-        object.__setattr__(self, "signature", signature)
+        if self.signature.graph_module is not self.graph_module:
+            signature = replace(self.signature, graph_module=self.graph_module)
+            object.__setattr__(self, "signature", signature)
 
     @property
     def name(self) -> str:

@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -84,11 +84,13 @@ class Subject:
     def things(self) -> tuple[tuple[ModulePath, nn.Module, str, Any], ...]:
         """What modules hold themselves (`own_attributes_of`) the first time that it is asked: the module of
         each with its path, and the name."""
-        return tuple(
-            (path, module, name, value)
-            for path, module in self._modules
-            for name, value in own_attributes_of(module)
-        )
+        return tuple(self.things_now())
+
+    def things_now(self) -> Iterator[tuple[ModulePath, nn.Module, str, Any]]:
+        """The same as it is now."""
+        for path, module in self._modules:
+            for name, value in own_attributes_of(module):
+                yield path, module, name, value
 
     def named_wrappers(self) -> Iterator[tuple[ModulePath, nn.Module]]:
         """Modules that wrap others, each under the path of what it wraps."""
@@ -384,12 +386,17 @@ def loose_tensors(subject: Subject) -> Iterator[tuple[ModulePath, Tensor]]:
 
 def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:
     """Tensors that modules hold as plain attributes, by identity: constants with a name."""
-    return {
-        id(tensor): (_inside(path.child(name), access), name_of_class(module))
-        for path, module, name, value in subject.things
-        if isinstance(value, Tensor)
-        for access, tensor in _with_parts(value)
-    }
+    return {id(tensor): (path, name_of_class(module)) for path, module, tensor in _loose(subject.things)}
+
+
+def _loose(
+    things: Iterable[tuple[ModulePath, nn.Module, str, Any]],
+) -> Iterator[tuple[ModulePath, nn.Module, Tensor]]:
+    """The tensors among things, and what those are made of, with their paths and who holds them."""
+    for path, module, name, value in things:
+        if isinstance(value, Tensor):
+            for access, tensor in _with_parts(value):
+                yield _inside(path.child(name), access), module, tensor
 
 
 def _with_parts(tensor: Tensor) -> Iterator[tuple[Sequence[str], Tensor]]:
@@ -402,11 +409,5 @@ def tensors_by_name(subject: Subject) -> dict[str, Tensor]:
     rows = state_tensors(subject)
     rows += [row for row in plain_tensors(rows) if row.access]
     state = {str(path): row.tensor for row in rows for path in row.paths}
-    loose = {
-        str(_inside(path.child(name), access)): tensor
-        for path, module in subject.named_modules()
-        for name, value in own_attributes_of(module)
-        if isinstance(value, Tensor)
-        for access, tensor in _with_parts(value)
-    }
+    loose = {str(path): tensor for path, _, tensor in _loose(subject.things_now())}
     return loose | state
