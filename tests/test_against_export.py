@@ -6,10 +6,12 @@ whence keeps whole, too. Every operation that differs must be listed here, with 
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
-from torch import fx
+from torch import Tensor, fx
+from torch._higher_order_ops.scan import scan
 from torch._ops import OpOverload
 
 import whence
@@ -192,3 +194,47 @@ def test_an_unexplained_difference_is_found() -> None:
     ).graph
     counted = operations(graph)
     assert counted - Counter({"aten.linear.default": 1}) == Counter({"aten.relu.default": 1})
+
+
+class Attends(torch.nn.Module):
+    """Attention, a norm and a layer in the branches of a `cond`, and in the body of a `scan`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = torch.nn.LayerNorm(8), torch.nn.Linear(8, 8)
+
+    def attended(self, x: Tensor) -> Tensor:
+        heads = self.linear(self.norm(x)).unflatten(-1, (2, 4)).transpose(-2, -3)
+        return (
+            torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+            .transpose(-2, -3)
+            .flatten(-2)
+        )
+
+    def forward(self, x: Tensor) -> Any:
+        chosen = torch.cond(
+            x.sum() > 0, self.attended, lambda x: self.linear(x @ x.transpose(1, 2) @ x), (x,)
+        )
+        return scan(lambda carry, row: (carry + self.attended(row), row.sin()), chosen[0] * 0, chosen)[0]
+
+
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # in eager
+@pytest.mark.parametrize("captures", [True, False])
+@pytest.mark.parametrize("runs", [True, False])
+def test_functions_are_at_the_level_of_export(captures: bool, runs: bool) -> None:
+    """Composites stay in them, whole, and so the kernels are those of the grad mode that runs the program."""
+    torch.manual_seed(0)
+    model, x = Attends(), torch.randn(3, 5, 8)
+    with torch.set_grad_enabled(captures):
+        program = whence.capture(model, (x,))
+    exported = torch.export.export(model, (x,)).run_decompositions(composites())
+    whole = {str(composite.operator) for composite in COMPOSITES.values()}
+    for name in ("true_graph_0", "false_graph_0", "scan_combine_graph_0"):
+        theirs, ours = (operations(getattr(of.graph_module, name).graph) for of in (exported, program))
+        assert ours == theirs and not ours.keys().isdisjoint(whole)
+    for each in (x, -x):
+        with torch.set_grad_enabled(runs):
+            assert torch.equal(program.module()(each), model(each))
+            assert torch.equal(program.unflatten()(each), model(each))

@@ -187,6 +187,27 @@ def test_the_larger_branch_counts() -> None:
     assert found.memory().peak == 36 + 1 + 2 * 36  # two products at once: one is the result
 
 
+class Either(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.once, self.wide, self.back = nn.Linear(4, 4), nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: self.once(x).sin(), lambda x: self.back(self.wide(x)), (x,))
+
+
+def test_calls_in_branches_have_what_is_theirs() -> None:
+    """Their operations, and the FLOPs of the branch that counts; their caller has all."""
+    program = whence.capture(Either(), (X,))
+    flops = {row.path: row.total_flops for row in program.cost().rows[1:]}
+    assert flops == {"": 2 * 2 * 6 * 32, "once": 0, "wide": 2 * 6 * 32, "back": 2 * 6 * 32}
+    counts = {row.path: row.forward for row in program.report().rows[1:]}
+    assert counts["once"] == counts["wide"] == counts["back"] == 1
+    assert counts[""] == sum(node.op == "call_function" for node in program.nodes())
+    joint = whence.capture(Either(), (X,), backward=lambda y: y.sum()).cost()
+    assert joint.rows[2].total_flops == 0 and joint.rows[3].flops["forward"] == 2 * 6 * 32
+
+
 def test_what_a_scan_repeats_counts_as_often() -> None:
     """Forward and backward; open sizes as they are given."""
 

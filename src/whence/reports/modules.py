@@ -12,7 +12,7 @@ from whence.program import Calls, FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.queries.plain import AsJSON
 from whence.provenance import Origin
-from whence.schema import InputKind, Phase
+from whence.schema import InputKind, Phase, Quality
 
 FOLD_FROM = 3
 
@@ -126,10 +126,11 @@ def _counts_by_call(program: FlatProgram) -> Counter[tuple[int, Phase]]:
 def enclosing_calls(calls: Calls, origin: Origin) -> list[int]:
     """The numbers of the calls that an operation counts for.
 
-    What an optimizer does is in the graph of no call. It counts for that of the module whose parameter it is
-    about, where there is one.
+    That is the call that made it, which the graph that holds it need not be: an operation in a branch of a
+    `cond` is held where the `cond` is, and one of an optimizer counts for the module whose parameter it is
+    about. A sum of several calls counts for the call around them.
     """
-    is_of_one = origin.phase is Phase.OPTIMIZER and len(origin.calls) == 1
+    is_of_one = len(origin.calls) == 1 and origin.quality is not Quality.ACCUMULATED
     return calls.around(origin.calls[0] if is_of_one else origin.place)
 
 

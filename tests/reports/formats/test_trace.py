@@ -29,7 +29,7 @@ def test_what_a_scan_repeats_takes_its_time() -> None:
     operations = [event for event in events if event["ph"] == "X"]
     assert sum(event["dur"] for event in operations) == pytest.approx((total.seconds or 0) * 1e6, abs=1e-3)
     flops = {event["args"]["node"]: event["args"]["flops"] for event in operations}
-    assert flops["scan_combine_graph_0/mm"] == flops["true_graph_0/bmm"] == 5 * 54
+    assert flops["scan_combine_graph_0/matmul"] == flops["true_graph_0/matmul"] == 5 * 54
     assert sum(flops.values()) == total.total_flops
     assert not any(name.startswith("false_graph_0") for name in flops)
     around = [event for event in events if event["ph"] == "B" and "args" in event]

@@ -239,7 +239,7 @@ class BranchRecorder(Recorder):
     """
 
     def __init__(self, listener: RecordingListener, around: Recorder) -> None:
-        super().__init__(lambda _: listener, around.fake_mode)
+        super().__init__(lambda _: listener, around.fake_mode, keeps_composites=around.keeps_composites)
         if self.environment is not None:
             self.environment.listen(required=around._require)
 
