@@ -48,6 +48,8 @@ from whence.errors import (
 )
 from whence.execution.bound import Bound
 from whence.execution.values.culprit import Culprit, culprit
+from whence.execution.values.step_inputs import given_to
+from whence.execution.values.walk import Given
 from whence.execution.verify import Verification
 from whence.guards import Guarded
 from whence.hierarchy import Tree
@@ -181,6 +183,7 @@ def bisect(
     *,
     check: Callable[[Program], object] | None = None,
     inputs: Mapping[str, Any] | None = None,
+    optimizer: object = None,
 ) -> Culprit | None:
     """Which of these passes makes `program` compute something else; None where all of them keep every bit.
 
@@ -188,11 +191,14 @@ def bisect(
     from one random state: outputs, gradients and new state are compared bit for bit. So many programs are run
     as halving takes, and the pass that is named is one before which all was well, and after which it was not.
     `check` takes the place of the comparison: a function of a program that is true where it is as it should
-    be. `inputs` are those of `program.run`.
+    be. `inputs` and `optimizer` are those of `program.run`.
 
     Raises what a pass and what `program.run` raise, and `UsageError` where `check` fails before any pass.
     """
-    return culprit(program, passes, (args, kwargs, inputs or {}), check)
+    given: Given = (args, kwargs, inputs or {})
+    if optimizer is not None:
+        _, given = given_to(program, *given, optimizer)
+    return culprit(program, passes, given, check)
 
 
 def unflatten(

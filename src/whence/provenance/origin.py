@@ -71,6 +71,16 @@ class Origin(NamedTuple):
     hook: str | None = None
     passes: tuple[str, ...] = ()
 
+    @property
+    def made_in(self) -> CallSite | None:
+        """The call that made it, which the graph that holds it need not be.
+
+        An operation in a branch of a `cond` is held where the `cond` is, and one of an optimizer is about the
+        module whose parameter it updates. A sum of several calls is made in the call around them.
+        """
+        is_of_one = len(self.calls) == 1 and self.quality is not Quality.ACCUMULATED
+        return self.calls[0] if is_of_one else self.place
+
     def __str__(self) -> str:
         module = " + ".join(str(call) or "(root)" for call in self.calls) or "outside any module"
         parts = [self.phase.value, module, self.quality.value]

@@ -37,7 +37,6 @@ from whence.reports.flops import (
     runs_of,
     trips_of,
 )
-from whence.reports.modules import enclosing_calls
 from whence.reports.numbers import scaled
 from whence.reports.views import depends_on_sizes, undecided_line, viewed_argument
 from whence.schema import InputKind, Phase
@@ -323,7 +322,7 @@ def _rows(
     sums = [[0, 0, 0.0] for _ in calls.rows]
     for node, cost in nodes:
         if cost.taken:
-            number = enclosing_calls(calls, origin_of(node))[0]
+            number = calls.number(origin_of(node).made_in)
             flops[number][cost.phase] += cost.flops
             for place, figure in enumerate((cost.read, cost.written, cost.seconds)):
                 sums[number][place] += figure

@@ -197,10 +197,11 @@ class _Wording:
     def _site(self, node: fx.Node) -> tuple[str, str]:
         if node not in self._sites:
             origin = origin_of(node)
-            place = "" if origin.place is None else self._spelled.get(id(origin.place))
-            if place is None:
-                place = self._spelled[id(origin.place)] = str(origin.place)
-            self._sites[node] = place, origin.phase.value
+            call = origin.made_in
+            told = "" if call is None else self._spelled.get(id(call))
+            if told is None:
+                told = self._spelled[id(call)] = str(call)
+            self._sites[node] = told, origin.phase.value
         return self._sites[node]
 
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
-from whence.program import Calls, FlatProgram
+from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.queries.plain import AsJSON
-from whence.provenance import Origin
-from whence.schema import InputKind, Phase, Quality
+from whence.schema import InputKind, Phase
 
 FOLD_FROM = 3
 
@@ -119,19 +118,8 @@ def _shown(group: list[tuple[ModuleRow, ...]]) -> Iterator[FoldedRow]:
 def _counts_by_call(program: FlatProgram) -> Counter[tuple[int, Phase]]:
     origins = [origin_of(node) for node in program.nodes() if node.op == "call_function"]
     return Counter(
-        (call, origin.phase) for origin in origins for call in enclosing_calls(program.calls, origin)
+        (call, origin.phase) for origin in origins for call in program.calls.around(origin.made_in)
     )
-
-
-def enclosing_calls(calls: Calls, origin: Origin) -> list[int]:
-    """The numbers of the calls that an operation counts for.
-
-    That is the call that made it, which the graph that holds it need not be: an operation in a branch of a
-    `cond` is held where the `cond` is, and one of an optimizer counts for the module whose parameter it is
-    about. A sum of several calls counts for the call around them.
-    """
-    is_of_one = len(origin.calls) == 1 and origin.quality is not Quality.ACCUMULATED
-    return calls.around(origin.calls[0] if is_of_one else origin.place)
 
 
 def _sizes_by_path(program: FlatProgram) -> list[tuple[tuple[str, ...], int]]:

@@ -144,8 +144,9 @@ def _entry(edit: Edit[P], old: WorkingCopy, now: After, sources: NodeSources) ->
     left = sum(node.op == "call_function" for node in now.graph.nodes)
     gone = [node for name, node in old.nodes.items() if name not in now.kept]
     new = [node for node in now.graph.nodes if node in sources.of]
-    changes = changes_of([*gone, *(old.nodes[name] for name in now.changed.values())], new)
-    return PassEntry(edit.name, edit.options, left, len(new), len(gone), changes)
+    edited = list(now.edited(old))
+    changes = changes_of([*gone, *(old.nodes[name] for name in now.changed.values())], new, edited)
+    return PassEntry(edit.name, edit.options, left, len(new), len(gone), changes, len(edited))
 
 
 def _said(edit: Edit, graph: fx.Graph) -> dict[fx.Node, tuple[str, ...]]:

@@ -100,3 +100,22 @@ def test_a_check_that_fails_at_once() -> None:
     """There is no pass to blame."""
     with pytest.raises(whence.UsageError, match="fails before any pass"):
         whence.bisect(program(), [nothing], check=lambda _: False)
+
+
+def test_a_step_takes_its_optimizer() -> None:
+    """Its state and rates need not be given."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    found = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    culprit = whence.bisect(found, [nothing, sine], (X,), optimizer=optimizer)
+    assert culprit is not None and culprit.name == "sine"
+    assert whence.bisect(found, [nothing], (X,), optimizer=optimizer) is None

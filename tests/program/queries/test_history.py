@@ -69,6 +69,34 @@ def test_an_entry_says_which_operations_and_where() -> None:
     ]
 
 
+def test_an_operation_with_other_arguments_is_edited() -> None:
+    """Constants and what it reads; that it reads what replaces another is the other's change."""
+    program = whence.capture(nn.Sequential(nn.Softmax(-1), nn.Softmax(-1), nn.ELU()), (X,))
+
+    def dims(module: fx.GraphModule) -> None:
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.softmax.int):
+            node.update_arg(1, 0)
+
+    def skips(module: fx.GraphModule) -> None:
+        first, second = module.graph.find_nodes(op="call_function", target=torch.ops.aten.softmax.int)
+        second.update_arg(0, first.args[0])
+
+    def tanh(module: fx.GraphModule) -> None:
+        (node,) = module.graph.find_nodes(op="call_function", target=torch.ops.aten.elu.default)
+        with module.graph.inserting_before(node):
+            new = module.graph.call_function(torch.ops.aten.tanh.default, node.args[:1])
+        node.replace_all_uses_with(new)
+        module.graph.erase_node(node)
+
+    edited = program.apply(dims, skips, tanh).history
+    assert [(row.edited, row.added, row.removed) for row in edited] == [(2, 0, 0), (1, 0, 0), (0, 1, 1)]
+    assert str(edited[0]) == "dims: 0 gone, 0 new, 2 edited, 3 operations"
+    (change,) = edited[0].changes
+    assert (change.operator, change.edited, change.calls) == ("aten.softmax.int", 2, ("0", "1"))
+    assert "~2  aten.softmax.int  in 0, 1" in str(change)
+    assert program.decompose("core").history[0].edited == 0
+
+
 def test_it_prints_as_a_page() -> None:
     """A line for each pass, and below it one for each operator; notebooks show one that opens."""
     history = captured().decompose("core").apply(nothing).history

@@ -1,6 +1,7 @@
 """What passes did to a program, in order: a sequence that prints as a page."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +17,21 @@ _MOST_CALLS = 4
 
 @dataclass(frozen=True)
 class OperatorChange(AsJSON):
-    """How many operations of one operator a pass made and took away, and the calls in which they are.
+    """How many operations of one operator a pass made, took away and edited, and the calls in which they are.
 
-    An operation that was given another operator counts for both. The program's own call has no name.
+    An operation that was given another operator is made and taken away; one that was given other arguments
+    is `edited`. The program's own call has no name.
     """
 
     operator: str
     added: int = 0
     removed: int = 0
     calls: tuple[str, ...] = ()
+    edited: int = 0
 
     def __str__(self) -> str:
-        counts = [f"-{self.removed:,}"] * bool(self.removed) + [f"+{self.added:,}"] * bool(self.added)
+        signed = {"-": self.removed, "+": self.added, "~": self.edited}
+        counts = [f"{sign}{count:,}" for sign, count in signed.items() if count]
         shown = ", ".join(call or "(root)" for call in self.calls[:_MOST_CALLS])
         rest = len(self.calls) - _MOST_CALLS
         more = f" and {rest:,} more" if rest > 0 else ""
@@ -35,15 +39,16 @@ class OperatorChange(AsJSON):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return plain_fields(self, "operator", "added", "removed", "calls")
+        return plain_fields(self, "operator", "added", "removed", "edited", "calls")
 
 
 @dataclass(frozen=True)
 class PassEntry(AsJSON):
     """One pass: its name, the pass as it is printed, and how many operations it left.
 
-    `added` are those that it made or gave another operation, `removed` those that are gone, and `changes`
-    says which, by operator. What a block of `track` did is not printed: `options` is empty.
+    `added` are those that it made or gave another operation, `removed` those that are gone, `edited` those
+    that it gave other arguments, and `changes` says which, by operator. That an operation reads what stands
+    in the place of what is gone is no edit. What a block of `track` did is not printed: `options` is empty.
     """
 
     name: str
@@ -52,14 +57,17 @@ class PassEntry(AsJSON):
     added: int
     removed: int
     changes: tuple[OperatorChange, ...] = ()
+    edited: int = 0
 
     def __str__(self) -> str:
         told = f" ({self.options})" if self.options else ""
-        return f"{self.name}{told}: {self.removed:,} gone, {self.added:,} new, {self.operations:,} operations"
+        edited = f"{self.edited:,} edited, " if self.edited else ""
+        counts = f"{self.removed:,} gone, {self.added:,} new, {edited}{self.operations:,} operations"
+        return f"{self.name}{told}: {counts}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        return plain_fields(self, "name", "options", "operations", "added", "removed", "changes")
+        return plain_fields(self, "name", "options", "operations", "added", "removed", "edited", "changes")
 
 
 class History(tuple[PassEntry, ...], OpensInNotebook, AsJSON):
@@ -83,16 +91,16 @@ class History(tuple[PassEntry, ...], OpensInNotebook, AsJSON):
         return [entry.to_dict() for entry in self]
 
 
-def changes_of(removed: Sequence[fx.Node], added: Iterable[fx.Node]) -> tuple[OperatorChange, ...]:
+def changes_of(
+    removed: Iterable[fx.Node], added: Iterable[fx.Node], edited: Iterable[fx.Node]
+) -> tuple[OperatorChange, ...]:
     """What changed from the operations of before to those of behind, by operator."""
-    counts: dict[str, tuple[int, int, dict[str, None]]] = {}
-    for step, nodes in ((-1, removed), (1, added)):
+    rows: dict[str, tuple[Counter[str], dict[str, None]]] = {}
+    for what, nodes in (("removed", removed), ("added", added), ("edited", edited)):
         for node in nodes:
             if node.op == "call_function":
-                gone, made, calls = counts.get(op_name(node.target), (0, 0, {}))
-                place = origin_of(node).place
-                calls["" if place is None else str(place)] = None
-                counts[op_name(node.target)] = gone + (step < 0), made + (step > 0), calls
-    return tuple(
-        OperatorChange(operator, made, gone, tuple(calls)) for operator, (gone, made, calls) in counts.items()
-    )
+                counts, calls = rows.setdefault(op_name(node.target), (Counter(), {}))
+                counts[what] += 1
+                call = origin_of(node).made_in
+                calls["" if call is None else str(call)] = None
+    return tuple(OperatorChange(name, calls=tuple(calls), **counts) for name, (counts, calls) in rows.items())

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from whence._torch.operators.schemas import keeps_its_place
+from whence._torch.pytrees import tree_flatten
 from whence.rewriting.edits.before import WorkingCopy, mark_of
 from whence.rewriting.splice import computed_of
 
@@ -47,6 +48,27 @@ class After:
             return self.kept[name]
         found = list(self.stands.get(name, ()))
         return found[0] if len(found) == 1 else None
+
+    def edited(self, old: WorkingCopy) -> Iterator[fx.Node]:
+        """The operations that stand as they were, with other arguments.
+
+        What reads another node in the place of one that is gone is not edited.
+        """
+        names = {node: name for name, node in self.kept.items()}
+        for name, node in self.kept.items():
+            if node.op != "call_function" or node in self.changed:
+                continue
+            before = old.nodes[name]
+            was, now = (tree_flatten((each.args, dict(each.kwargs)))[0] for each in (before, node))
+            pairs = zip(was, now, strict=False)
+            if len(was) != len(now) or not all(self._reads_as(*pair, names) for pair in pairs):
+                yield node
+
+    def _reads_as(self, was: Any, now: Any, names: Mapping[fx.Node, str]) -> bool:
+        """Whether an argument is the one of before, or what took its place."""
+        if isinstance(was, fx.Node) and isinstance(now, fx.Node):
+            return was.name not in self.kept or names.get(now) == was.name
+        return was is now or repr(was) == repr(now)
 
 
 def after(old: WorkingCopy, graph: fx.Graph, told: Told) -> After:
