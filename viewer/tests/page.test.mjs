@@ -216,6 +216,7 @@ describe("in a browser", { skip: !HAS_CHROMIUM && "no Chromium" }, () => {
     await page.locator("select").selectOption("values");
     assert.ok((await page.locator(".tree-head").textContent()).includes("your values"));
     await row(page, "norm").click();
+    await page.locator(".box.operation").first().waitFor();
     const heats = await page.locator(".box.operation").evaluateAll((boxes) => boxes.map((box) => Number(box.style.getPropertyValue("--heat"))));
     assert.equal(Math.max(...heats), 1);
     await page.locator("select").selectOption("time");
@@ -258,6 +259,20 @@ describe("in a browser", { skip: !HAS_CHROMIUM && "no Chromium" }, () => {
     assert.ok((await page.locator(".box.removed").count()) >= 2 && (await page.locator(".box.added").count()) >= 2);
     const card = await page.locator(".changes").textContent();
     assert.ok(card.includes("−aten.gelu.default") && card.includes("+aten.relu.default"), card);
+  });
+
+  on("the passes that a program went through open to what they changed", "passed", async (page) => {
+    await row(page, "(program)").click();
+    const passes = page.locator(".history details");
+    const heads = await passes.locator("summary").allTextContents();
+    assert.equal(heads.length, 3);
+    assert.match(heads[0], /^decompose \d+ gone, \d+ new/);
+    assert.match(heads[1], /^dead code 0 gone, 0 new$/);
+    assert.ok(heads[2].startsWith(expected.hostile[0]) && heads[2].includes("10 gone, 10 new, 1 edited"), heads[2]);
+    await passes.last().locator("summary").click();
+    const changes = await passes.last().locator("li").allTextContents();
+    assert.ok(changes.includes("+aten.mean.dim × 10 in (root), 4, 3.down, 3.up and 6 more") && changes.includes("~aten.full_like.default in (root)"), changes.join());
+    assert.equal(await page.evaluate(() => "hacked" in window), false);
   });
 
   on("a program of no operation says so", "empty", async (page) => {

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 import whence
 from viewer.tests import nested
 from whence.demo import gpt, next_token_loss
+from whence.rewriting import DeadCode
 
 HOSTILE = ("</script><img src=x onerror=hacked=1>", "<!--<script>hacked=1")
 PATTERNS = (
@@ -75,6 +76,19 @@ def large() -> whence.Program:
     return whence.capture(LlamaForCausalLM(config), (), inputs, backward=lambda outputs: outputs.loss)
 
 
+def passed() -> whence.Program:
+    """What went through three passes, of which one has a name that is markup, and edits arguments."""
+
+    def wider(module: fx.GraphModule) -> None:
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.full_like.default):
+            node.update_arg(1, 2)
+        for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList):
+            node.target = torch.ops.aten.mean.dim
+
+    wider.__name__ = HOSTILE[0]
+    return blocks(False).decompose("core").apply(DeadCode(), wider)
+
+
 def unrolled() -> whence.Program:
     """A function without modules, of more operations than are shown at once."""
 
@@ -98,6 +112,7 @@ def main(folder: Path) -> None:
     blocks(False).view(folder / "compare.html", other=blocks(True))
     whence.capture(lambda x: x, (torch.randn(2),)).view(folder / "empty.html")
     unrolled().view(folder / "unrolled.html")
+    passed().view(folder / "passed.html")
     words = {}
     for name, made in {"nested": nested.joint(), "step": nested.step()}.items():
         made.view(folder / f"{name}.html")

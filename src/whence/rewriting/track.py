@@ -143,9 +143,10 @@ def _finished(edit: Edit[P], old: WorkingCopy, told: Told) -> P:
 def _entry(edit: Edit[P], old: WorkingCopy, now: After, sources: NodeSources) -> PassEntry:
     left = sum(node.op == "call_function" for node in now.graph.nodes)
     gone = [node for name, node in old.nodes.items() if name not in now.kept]
+    gone += [old.nodes[name] for name in now.changed.values()]
     new = [node for node in now.graph.nodes if node in sources.of]
     edited = list(now.edited(old))
-    changes = changes_of([*gone, *(old.nodes[name] for name in now.changed.values())], new, edited)
+    changes = changes_of(gone, new, edited)
     return PassEntry(edit.name, edit.options, left, len(new), len(gone), changes, len(edited))
 
 

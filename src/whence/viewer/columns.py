@@ -11,7 +11,7 @@ from typing import Any
 from whence.reports.formats.nodes import Drawn, EnclosingCalls, Row, drawn
 from whence.schema import Phase, Quality
 
-FORM = 2
+FORM = 3
 """The version of this form; the page refuses another one."""
 
 REFERENCE = "\x00"
@@ -43,6 +43,7 @@ def columns(figures: Row) -> dict[str, Any]:
         "torch": program["torch"],
         "device": figures["device"],
         "notes": figures["notes"],
+        "history": figures["program"]["history"],
         "calls": _calls(figures["rows"], program["calls"], texts),
         "nodes": _nodes(nodes, program["calls"], texts),
         "costs": _costs(nodes, figures["costs"]),

@@ -43,6 +43,11 @@ def test_an_entry_says_what_a_pass_did() -> None:
     (entry,) = captured().decompose("core").history
     assert entry.options == "Decompose(table='core', name='decompose')"
     assert entry.added > 0 < entry.removed
+    before, after = (
+        sum(node.op == "call_function" for node in each.graph.nodes)
+        for each in (captured(), captured().decompose("core"))
+    )
+    assert before - entry.removed + entry.added == entry.operations == after
     assert str(entry).startswith(f"decompose ({entry.options}): {entry.removed} gone, {entry.added} new, ")
     (by_hand,) = captured().apply(nothing).history
     assert (by_hand.options, by_hand.added, by_hand.removed) == ("", 0, 0)

@@ -1,6 +1,6 @@
 /** The data of the page, as `src/whence/viewer` writes it. */
 
-export const FORM = 2;
+export const FORM = 3;
 
 export interface RawProgram {
   form: number;
@@ -8,6 +8,7 @@ export interface RawProgram {
   torch: string;
   device: string | null;
   notes: string;
+  history: Pass[];
   calls: { path: number[]; index: number[]; type: number[]; parent: number[]; figures: Record<string, number[]> };
   nodes: {
     name: string[];
@@ -44,6 +45,17 @@ export interface RawProgram {
   inputs: [string, number, string, string[], string | null, string | null, boolean][];
   outputs: [string, number, string, string | null | undefined][];
   texts: string[];
+}
+
+/** What a pass did: how many operations are gone, new and edited, by operator and in which calls. */
+export interface Pass {
+  name: string;
+  options: string;
+  operations: number;
+  added: number;
+  removed: number;
+  edited: number;
+  changes: { operator: string; added: number; removed: number; edited: number; calls: string[] }[];
 }
 
 export type Operation = [string, string];

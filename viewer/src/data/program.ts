@@ -1,6 +1,6 @@
 /** One program: nodes and calls are numbers, and everything about them is a column. */
 
-import type { RawProgram } from "./load";
+import type { Pass, RawProgram } from "./load";
 
 export const PHASES = ["forward", "backward", "optimizer"] as const;
 export const QUALITIES = ["exact", "accumulated", "inferred", "none"] as const;
@@ -39,6 +39,7 @@ export class Program {
   readonly torch: string;
   readonly device: string | null;
   readonly notes: string;
+  readonly history: Pass[];
   readonly figures: Record<string, number[]>;
   readonly parents: number[];
   /** For each call the number behind the last call inside it: a call and those inside it are numbered without a gap. */
@@ -88,6 +89,7 @@ export class Program {
     this.torch = raw.torch;
     this.device = raw.device;
     this.notes = raw.notes;
+    this.history = raw.history;
     this.figures = calls.figures;
     this.parents = calls.parent.map((parent) => parent ?? -1);
     this.paths = calls.path.map((at) => texts[at]!);

@@ -1,7 +1,8 @@
 /** What is known of one node, or of one call. */
 
 import type { Item, Tree } from "../data/items";
-import { micro, scaled, times } from "../data/numbers";
+import type { Pass } from "../data/load";
+import { counted, micro, scaled, times } from "../data/numbers";
 import { OUTER, PHASES, PROGRAM, QUALITIES, REFERENCE, type Program } from "../data/program";
 import { el, link, type Child } from "../dom";
 import { cellText, figuresOf } from "./columns";
@@ -76,7 +77,16 @@ export class CardView {
   private about(): HTMLElement[] {
     const [program] = this.tree.programs as [Program];
     const notes = program.notes.split("\n").filter(Boolean);
-    return [`Captured with PyTorch ${program.torch}`, ...notes].map((text) => el("p", { class: "faint" }, text));
+    const texts = [`Captured with PyTorch ${program.torch}`, ...notes].map((text) => el("p", { class: "faint" }, text));
+    return [...this.tree.programs.flatMap((each, side) => this.history(each, side)), ...texts];
+  }
+
+  /** The passes that a program went through, and what each changed. */
+  private history(program: Program, side: number): HTMLElement[] {
+    if (!program.history.length) return [];
+    const which = this.tree.programs.length > 1 ? `history of the ${side ? "second" : "first"} ` : "history ";
+    const items = program.history.map((pass) => el("li", {}, passed(pass)));
+    return [el("section", { class: "history" }, el("h3", {}, which, el("span", { class: "faint" }, String(items.length))), el("ol", {}, ...items))];
   }
 
   private title(name: string, kind: string): HTMLElement {
@@ -184,6 +194,22 @@ export class CardView {
     const none = difference.ok ? "The same calls, operations and signature." : item.mark === "inside" ? "The same itself; calls inside differ." : "No difference here.";
     return [el("section", {}, el("h3", {}, "differences"), lines.length ? el("ul", { class: "changes" }, ...lines) : el("p", { class: "faint" }, none))];
   }
+}
+
+/** A pass that opens to what it changed, by operator; `edited` are those with other arguments. */
+function passed(pass: Pass): HTMLElement {
+  const counts = `${counted(pass.removed)} gone, ${counted(pass.added)} new${pass.edited ? `, ${counted(pass.edited)} edited` : ""}`;
+  const lines = pass.changes.flatMap(({ operator, calls, ...counts }) =>
+    ([["added", "+"], ["removed", "−"], ["edited", "~"]] as const)
+      .filter(([kind]) => counts[kind])
+      .map(([kind, sign]) => line(kind === "edited" ? "moved" : kind, sign, `${operator}${counts[kind] > 1 ? ` × ${counted(counts[kind])}` : ""}`, within(calls))),
+  );
+  return el("details", {}, el("summary", { title: pass.options }, pass.name, el("span", { class: "faint" }, ` ${counts}`)), el("ul", { class: "changes" }, ...lines));
+}
+
+function within(calls: string[]): string {
+  const shown = calls.slice(0, 4).map((call) => call || "(root)");
+  return `in ${shown.join(", ")}${calls.length > shown.length ? ` and ${calls.length - shown.length} more` : ""}`;
 }
 
 function filled(element: HTMLElement, ...children: Child[]): void {
