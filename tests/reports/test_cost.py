@@ -299,7 +299,10 @@ def test_layers_of_an_lstm(both_ways: bool) -> None:
     """As many products as its matrices have elements, in every step, and twice as many in the backward."""
     model, x = nn.LSTM(16, 32, 2, bidirectional=both_ways), torch.randn(5, 3, 16)
     products = 2 * 5 * 3 * sum(held.numel() for name, held in model.named_parameters() if "weight" in name)
-    assert whence.capture(model, (x,)).cost().rows[0].flops == {Phase.FORWARD: products}
+    forward = whence.capture(model, (x,)).cost()
+    assert forward.rows[0].flops == {Phase.FORWARD: products} and forward.beyond == {
+        "aten.lstm.input": products
+    }
     cost = whence.capture(model, (x,), backward=lambda out: out[0].sum()).cost()
     assert cost.rows[0].flops == {Phase.FORWARD: products, Phase.BACKWARD: 2 * products}
     assert cost.gaps == {} and sum(cost.beyond.values()) == 3 * products

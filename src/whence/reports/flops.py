@@ -18,12 +18,14 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from whence._torch.fakes import fake_at
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import is_composite, op_name
 from whence._torch.pytrees import tree_flatten, tree_unflatten
+from whence._torch.record.recorder import FakeTensorMode
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.sizes.numbers import OF_DECISIONS
-from whence._torch.sizes.symbols import SYMBOLIC, open_shape, size_at
+from whence._torch.sizes.symbols import SYMBOLIC, mode_for_sizes, open_shape, size_at
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.dependence.asking import Failed, attempt
 
@@ -150,15 +152,15 @@ def _told(value: Any, sizes: Sizes) -> Any:
 def _flops(node: fx.Node, sizes: Sizes) -> Flops:
     packet = getattr(node.target, "overloadpacket", node.target)
     own = _own(packet)
-    args, kwargs = _given(node, sizes)
+    args, kwargs = _given(node, lambda value: _meta(value, sizes))
     found: Flops | Failed
     if packet in flop_registry:
-        result = _without_memory(node.meta.get("val"), sizes)
+        result = _mapped(lambda value: _meta(value, sizes), node.meta.get("val"))
         found = attempt(lambda: Flops(int(flop_registry[packet](*args, **kwargs, out_val=result))))
     elif own is not None:
         found = attempt(lambda: _counted(packet, int(own(*_shapes(args)))))
     else:
-        found = attempt(lambda: _of_decomposition(node.target, args, kwargs))
+        found = attempt(lambda: _of_decomposition(node, sizes))
     return Flops(gap=str(found.error)) if isinstance(found, Failed) else found
 
 
@@ -182,12 +184,17 @@ def _may_multiply(target: Any) -> bool:
     return namespace != "aten" or not (_MULTIPLIES.isdisjoint(words) or words >= _SUM)
 
 
-def _of_decomposition(target: Any, args: Any, kwargs: Any) -> Flops:
-    """What its parts take, as eager takes them apart without gradients, on tensors without memory."""
+def _of_decomposition(node: fx.Node, sizes: Sizes) -> Flops:
+    """What its parts take, as eager takes them apart without gradients, on tensors without memory.
+
+    Those of a CPU stay there: composites take kernels of oneDNN on no other device.
+    """
+    mode = mode_for_sizes(vary=False)
+    args, kwargs = _given(node, lambda value: _on_its_device(value, sizes, mode))
     own = {packet: formula for packet, formula in OWN.items() if packet not in flop_registry}
     counter = FlopCounterMode(display=False, custom_mapping=own)
-    with torch.no_grad(), counter:
-        target(*args, **kwargs)
+    with torch.no_grad(), mode, counter:
+        node.target(*args, **kwargs)  # type: ignore[operator]
     counts = counter.get_flop_counts().get("Global", {})
     return Flops(int(sum(counts.values())), beyond=int(sum(counts.get(packet, 0) for packet in own)))
 
@@ -215,14 +222,22 @@ def open_bytes(value: Any) -> Any:
     return sum(prod(open_shape(tensor)) * tensor.dtype.itemsize for tensor in tensors)
 
 
-def _given(node: fx.Node, sizes: Sizes) -> tuple[Any, Any]:
+def _given(node: fx.Node, made: Callable[[Any], Any]) -> tuple[Any, Any]:
+    """The arguments, with what is made of each leaf in its place."""
     given: Any = fx.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
-    return _without_memory(given, sizes)  # type: ignore[no-any-return]
+    return _mapped(made, given)  # type: ignore[no-any-return]
 
 
-def _without_memory(value: Any, sizes: Sizes) -> Any:
+def _mapped(made: Callable[[Any], Any], value: Any) -> Any:
     leaves, spec = tree_flatten(value)
-    return tree_unflatten([_meta(leaf, sizes) for leaf in leaves], spec)
+    return tree_unflatten([made(leaf) for leaf in leaves], spec)
+
+
+def _on_its_device(value: Any, sizes: Sizes, mode: FakeTensorMode) -> Any:
+    if isinstance(value, Tensor) and value.device.type == "cpu":
+        shape = shape_at(value, sizes)
+        return fake_at(mode, value.device, value.dtype, shape, torch.empty(shape, device="meta").stride())
+    return value if value == torch.device("cpu") else _meta(value, sizes)
 
 
 def _meta(value: Any, sizes: Sizes) -> Any:

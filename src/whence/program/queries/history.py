@@ -47,9 +47,9 @@ class PassEntry(AsJSON):
     """One pass: its name, the pass as it is printed, and how many operations it left.
 
     `added` are those that it made, `removed` those that are gone, `edited` those that it gave other
-    arguments, and `changes` says which, by operator. An operation that was given another operator is gone, and
-    new; that one reads what stands in the place of what is gone is no edit. What a block of `track` did is
-    not printed: `options` is empty.
+    arguments, and `changes` says which, by operator. An operation that was given another operator is gone,
+    and new; that one reads what stands in the place of what is gone is no edit. What a block of `track` did
+    is not printed: `options` is empty.
     """
 
     name: str
