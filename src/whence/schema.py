@@ -105,6 +105,17 @@ class Strictness(StrEnum):
     CONDITION = "condition"
 
 
+class TensorFact(StrEnum):
+    """What a model may ask of a tensor that it is given, as Python writes it, besides what decides how
+    operations treat it."""
+
+    REQUIRES_GRAD = "requires_grad"
+    IS_LEAF = "is_leaf"
+    IS_CONJ = "is_conj()"
+    IS_NEG = "is_neg()"
+    STORAGE_OFFSET = "storage_offset()"
+
+
 class OnViolation(StrEnum):
     """What a guarded program does when a guard does not hold.
 

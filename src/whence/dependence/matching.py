@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.subclasses.fully_sharded import is_distributed_class
-from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence._torch.tensors import same_bits
 from whence.dependence.describe import (
     HELD_BY_CLASSES,
@@ -117,12 +116,7 @@ def _is_copied(expected: ExpectedTensor, found: ExpectedTensor) -> bool:
 
 
 def _same_tensor_class(expected: ExpectedTensor, value: Tensor) -> bool:
-    """An input may be a parameter or a plain tensor; what a model holds is what it was.
-
-    Where FSDP managed a parameter, the whole may be there or never have been sharded.
-    """
-    if expected.number < 0:
-        return not is_composed(value)
+    """Where FSDP managed a parameter, the whole may be there or never have been sharded."""
     if _is_managed(expected) and type(value) is nn.Parameter:
         return True
     return same_class(expected.facts.type, type(value))

@@ -1,6 +1,5 @@
 """What decides how an operation treats a tensor, apart from its numbers."""
 
-from collections.abc import Container
 from typing import Any
 
 import torch
@@ -27,22 +26,6 @@ def facts_of(tensor: Tensor) -> TensorFacts:
     kind, device = type(tensor), tensor.device
     kind = class_meant(tensor) if kind is FakeTensor else kind
     return TensorFacts(kind, shape, tensor.dtype, device, tensor.layout, strides, tensor.requires_grad)
-
-
-def is_like(value: Any, facts: TensorFacts, kinds: Container[type]) -> bool:
-    """Whether a value is a tensor of one of these `kinds` and otherwise as the facts say; faster than making
-    them."""
-    _, shape, dtype, device, layout, strides, requires_grad = facts
-    tensor: Any = value
-    return bool(
-        type(value) in kinds
-        and tensor.requires_grad is requires_grad
-        and tensor.dtype is dtype
-        and tensor.layout is layout
-        and tensor.shape == shape
-        and tensor.device == device
-        and (strides is None or tensor.stride() == strides)
-    )
 
 
 def all_facts_of(tensor: Tensor) -> AllFacts:

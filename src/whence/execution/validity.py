@@ -173,7 +173,7 @@ def _check(
     if args is None and kwargs is None:
         return checked
     given = () if args is None else args
-    violations = [*checked.violations, *input_violations(program.convention, plan.inputs, given, kwargs)]
+    violations = [*checked.violations, *input_violations(program.convention, plan, given, kwargs)]
     return replace(checked, violations=violations)
 
 

@@ -1,6 +1,6 @@
 """What a capture assumed of its inputs, and whether other inputs keep to it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -9,18 +9,15 @@ from torch import Tensor, fx
 
 from whence._torch.operators.schemas import is_elementwise
 from whence._torch.sizes.symbols import is_symbolic
-from whence._torch.tensors import PLAIN_TENSORS, share_memory
 from whence.dependence.describe import expected_tensor, reference, shown
-from whence.dependence.matching import Walk, difference
-from whence.dependence.tensor_facts import is_like
 from whence.dependence.values import is_constant
 from whence.errors import CallError
 from whence.program import Convention, FlatProgram
-from whence.program.arguments.convention import shown_call
+from whence.program.arguments.convention import overlaps, shown_call
 from whence.program.arguments.fitting import ArgumentFault, Misfit
-from whence.program.arguments.open_sizes import SizeRule, found_of, shape_of, strides_of
-from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedTensor, ExpectedWords
-from whence.program.guards.guards import APART, STRUCTURE
+from whence.program.arguments.open_sizes import SizeRule, shape_of, strides_of
+from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedWords
+from whence.program.guards.guards import APART, STRUCTURE, GuardPlan
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind, InputKind, OutputKind
 
@@ -32,17 +29,19 @@ _EMBEDDING = torch.ops.aten.embedding.default
 
 def input_guards(program: FlatProgram) -> Iterator[Guard]:
     """The structure of the arguments, every leaf, and which leaves are one tensor."""
-    convention = program.convention
+    yield from _guards_of(program.convention, _layout_sensitive(program))
+    if written := _written(program):
+        what = "the inputs, some of which are written,"
+        yield Guard(GuardKind.ALIASING, what, ExpectedWords(APART), _APART, APART, positions=written)
+
+
+def _guards_of(convention: Convention, strided: Set[int]) -> Iterator[Guard]:
     yield structure_guard(convention)
-    strided = _layout_sensitive(program)
     for position, (path, leaf) in enumerate(zip(convention.paths, convention.leaves, strict=True)):
         yield leaf_guard(position, path, leaf, with_strides=position in strided)
-    for rule in () if convention.sizes is None else convention.sizes.rules:
+    for rule in () if convention.varying is None else convention.varying.rules:
         yield size_guard(rule)
     yield from tie_guards(convention)
-    if _writes_inputs(program):
-        what = "the inputs, some of which are written,"
-        yield Guard(GuardKind.ALIASING, what, ExpectedWords(APART), _APART, APART)
 
 
 def structure_guard(convention: Convention) -> Guard:
@@ -86,9 +85,11 @@ def size_guard(rule: SizeRule) -> Guard:
     return Guard(GuardKind.SIZE, what, rule, reason, SIZE, None, None, *by, positions)
 
 
-def _writes_inputs(program: FlatProgram) -> bool:
-    users = {row.name for row in program.signature.inputs if row.kind is InputKind.USER}
-    return any(row.of in users for row in program.signature.outputs_of(OutputKind.MUTATION))
+def _written(program: FlatProgram) -> tuple[int, ...]:
+    """Positions of the inputs that the program changes."""
+    users = [row.name for row in program.signature.inputs if row.kind is InputKind.USER]
+    written = {row.of for row in program.signature.outputs_of(OutputKind.MUTATION)}
+    return tuple(position for position, name in enumerate(users) if name in written)
 
 
 def _layout_sensitive(program: FlatProgram) -> set[int]:
@@ -122,19 +123,19 @@ def _is_sensitive(node: fx.Node) -> bool:
 
 
 def input_violations(
-    convention: Convention, guards: Sequence[Guard], args: object, kwargs: object
+    convention: Convention, plan: GuardPlan, args: object, kwargs: object
 ) -> Iterator[Violation]:
     """Every guard on the inputs that these arguments do not keep; never raises."""
     leaves = leaves_of(convention, args, kwargs)
     if isinstance(leaves, str):
-        yield Violation(next(guard for guard in guards if guard.name == STRUCTURE), leaves)
+        yield Violation(next(guard for guard in plan.inputs if guard.name == STRUCTURE), leaves)
         return
-    walk = Walk(same_model=True)
-    sizes = {} if convention.sizes is None else convention.sizes.bound_if_admitted(leaves)
-    for guard in guards:
-        found = _found(guard, leaves, walk, sizes)
-        if found is not None:
-            yield Violation(guard, found)
+    expected = convention.watched(plan.strided)
+    yield from () if expected.fit(leaves) else _violations(plan.inputs, expected.faults(leaves))
+    for guard in plan.inputs:
+        written = guard.positions or range(len(leaves))
+        if guard.name == APART and (shared := overlaps(convention, written, leaves)):
+            yield Violation(guard, " and ".join(shared[0]) + " in one memory")
 
 
 def leaves_of(convention: Convention, args: object, kwargs: object) -> list[Any] | str:
@@ -153,61 +154,25 @@ def misfits(convention: Convention, args: object, kwargs: object) -> list[Violat
     leaves = leaves_of(convention, args, kwargs)
     if isinstance(leaves, str):
         return [Violation(structure_guard(convention), leaves)]
-    return [
-        Violation(_guard_of(convention, row), _in_words(row)) for row in convention.expected.faults(leaves)
-    ]
+    faults = convention.expected.faults(leaves)
+    strided = {at for row in faults if row.kind is Misfit.LAYOUT for at in row.positions}
+    return _violations([*_guards_of(convention, strided)], faults)
 
 
-def _guard_of(convention: Convention, row: ArgumentFault) -> Guard:
-    if row.kind is Misfit.SIZE:
-        return size_guard(row.expected)
-    if row.kind is Misfit.TIED:
-        return next(guard for guard in tie_guards(convention) if guard.positions == row.positions)
-    return leaf_guard(row.positions[0], row.path, row.expected, with_strides=row.kind is Misfit.LAYOUT)
+def _violations(guards: Sequence[Guard], faults: Sequence[ArgumentFault]) -> list[Violation]:
+    """What does not fit, by the guards that speak of it, each once and in their order."""
+    numbers = {_subject(guard.expected, guard.positions): number for number, guard in enumerate(guards)}
+    found: dict[int, ArgumentFault] = {}
+    for row in faults:
+        found.setdefault(numbers[_subject(row.expected, row.positions)], row)
+    return [Violation(guards[number], _in_words(found[number])) for number in sorted(found)]
+
+
+def _subject(expected: object, positions: tuple[int, ...]) -> Hashable:
+    return expected if isinstance(expected, SizeRule) else positions
 
 
 def _in_words(row: ArgumentFault) -> str:
     if row.kind is Misfit.SIZE:
         return str(row.found)
     return "two tensors" if row.kind is Misfit.TIED else shown(row.found)
-
-
-def _found(guard: Guard, leaves: Sequence[object], walk: Walk, sizes: Mapping[str, int] | None) -> str | None:
-    expected = guard.expected
-    if isinstance(expected, ExpectedTensor):
-        leaf = leaves[guard.positions[0]]
-        if is_like(leaf, expected.facts, PLAIN_TENSORS):
-            return None
-        if expected.facts.varies:
-            return _found_tensor(expected, leaf, walk, sizes)
-    if isinstance(expected, SizeRule):
-        return None if sizes is None or expected.holds(sizes) else found_of(expected, leaves)
-    if isinstance(expected, ExpectedWords) and len(guard.positions) == 1:
-        leaf = leaves[guard.positions[0]]
-        return None if type(leaf) is int else shown(leaf)
-    match guard.positions:
-        case (position,):
-            return difference(guard.expected, leaves[position], walk)
-        case (first, second):
-            return None if leaves[first] is leaves[second] else "two tensors"
-        case _:
-            return _shared(leaves) if guard.name == APART else None
-
-
-def _found_tensor(
-    expected: ExpectedTensor, leaf: object, walk: Walk, sizes: Mapping[str, int] | None
-) -> str | None:
-    """A tensor whose sizes may vary against one in a call; its sizes have guards of their own."""
-    if not isinstance(leaf, Tensor) or len(leaf.shape) != len(expected.facts.shape):
-        return shown(leaf)
-    if sizes is not None:
-        return difference(replace(expected, facts=expected.facts.at(leaf.shape, sizes)), leaf, walk)
-    shape = zip(expected.facts.shape, leaf.shape, strict=True)
-    kept = torch.Size(given if isinstance(size, str) else size for size, given in shape)
-    return difference(replace(expected, facts=expected.facts._replace(shape=kept, strides=None)), leaf, walk)
-
-
-def _shared(leaves: Sequence[object]) -> str | None:
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    pairs = ((left, right) for i, left in enumerate(tensors) for right in tensors[:i] if left is not right)
-    return "views of one storage" if any(share_memory(left, right) for left, right in pairs) else None

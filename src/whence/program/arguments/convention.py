@@ -8,7 +8,7 @@ arrive; everything that does not is reported at once.
 import inspect
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -40,6 +40,7 @@ from whence.program.arguments.containers import handed_back
 from whence.program.arguments.fitting import ArgumentFault, ExpectedLeaves, Misfit, refusal
 from whence.program.arguments.open_sizes import Sizes, sizes_within
 from whence.program.signature import Part, describe
+from whence.schema import TensorFact
 
 _LEAVES = frozenset({Tensor, Parameter, bool, int, float, str, type(None)})
 """Kinds of arguments that hold no others."""
@@ -54,8 +55,8 @@ class Convention:
     `parameters` is the Python signature of the callable where it has one. `leaves` are fake tensors or
     constants, in flat order; `paths` their spelled accesses. `same` pairs leaves that were one tensor.
     `reads_memory` is true where the program looks at tensors by their strides (`as_strided`), and `layouts`
-    are the paths of those whose strides the model asked for. `sizes` says
-    which sizes may vary, and how far; None where all are those of the capture. Of an exported program
+    are the paths of those whose strides the model asked for, `facts` what else it asked of which. `sizes`
+    says which sizes may vary, and how far; None where all are those of the capture. Of an exported program
     `limits` are the smallest and largest value of every size that it left open, by its symbol, and `adapter`
     makes the leaves of another structure fit. `returned` are containers that the callable changes and gives
     back: where each is in the arguments, and where in the result.
@@ -72,6 +73,7 @@ class Convention:
     limits: Mapping[str, Limits] = field(default_factory=dict)
     adapter: Adapter | None = None
     returned: tuple[tuple[str, str], ...] = ()
+    facts: tuple[tuple[str, TensorFact], ...] = ()
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order; raises `CallError` naming every misfit."""
@@ -91,9 +93,20 @@ class Convention:
     @cached_property
     def expected(self) -> ExpectedLeaves:
         """What the leaves of a call must be."""
+        layouts, facts = self.layouts, self.facts
         return ExpectedLeaves(
-            self.leaves, self.paths, self.varying, self.same, self.reads_memory, self.layouts
+            self.leaves, self.paths, self.varying, self.same, self.reads_memory, layouts, facts
         )
+
+    def watched(self, strided: frozenset[int]) -> ExpectedLeaves:
+        """The same with all that may have decided something: `strided` are tensors whose strides may have."""
+        if strided not in self._watched:
+            self._watched[strided] = replace(self.expected, watched=strided)
+        return self._watched[strided]
+
+    @cached_property
+    def _watched(self) -> dict[frozenset[int], ExpectedLeaves]:
+        return {}
 
     def in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order, whatever they are; raises `CallError` for another
@@ -303,6 +316,23 @@ def refuse_overlap(
 ) -> None:
     """An input that is written must not share its memory with another: the capture saw two. `state` are
     tensors beside the arguments, with their names and whether they are written."""
+    CallError.refuse(
+        Fault(
+            f"{one} and {other} share memory, and did not at capture",
+            why=f"the program writes {one}, and {other} would not see it",
+            remedy="pass a clone of one of them, or capture with the same sharing",
+        )
+        for one, other in overlaps(convention, written, flat, state)
+    )
+
+
+def overlaps(
+    convention: Convention,
+    written: Sequence[int],
+    flat: Sequence[Any],
+    state: Iterable[tuple[str, Tensor, bool]] = (),
+) -> list[tuple[str, str]]:
+    """What is written, and what shares its memory and did not at capture."""
     paths, same = convention.paths, {frozenset(pair) for pair in convention.same}
     shared = [
         (paths[at], paths[other])
@@ -312,17 +342,9 @@ def refuse_overlap(
         if not (other in written and other < at)
         if share_memory(leaf, flat[at])
     ]
-    shared += [
+    return shared + [
         (name, paths[at]) if is_written else (paths[at], name)
         for name, held, is_written in state
         for at, leaf in enumerate(flat)
         if (is_written or at in written) and share_memory(leaf, held)
     ]
-    CallError.refuse(
-        Fault(
-            f"{one} and {other} share memory, and did not at capture",
-            why=f"the program writes {one}, and {other} would not see it",
-            remedy="pass a clone of one of them, or capture with the same sharing",
-        )
-        for one, other in shared
-    )

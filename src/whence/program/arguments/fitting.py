@@ -2,24 +2,32 @@
 
 import enum
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import SymInt, Tensor
 
 from whence._torch.autograd.mode_questions import mode_now
 from whence._torch.plain_values import same_constant
-from whence._torch.sizes.exported_sizes import is_open
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic
 from whence._torch.tensors import autocast_in_words
 from whence.errors import CallError, Place
-from whence.program.arguments.open_sizes import KNOWN_NAMES, Sized, SizeRule, Sizes, found_of, shape_of
+from whence.program.arguments.open_sizes import (
+    KNOWN_NAMES,
+    Sized,
+    SizeRule,
+    Sizes,
+    found_of,
+    shape_of,
+    strides_of,
+)
 from whence.program.calls import Absent
 from whence.program.signature import describe
 from whence.provenance import Source
+from whence.schema import TensorFact
 
 _WHOLE = (int, SymInt)
 Look = Callable[[Sequence[Any]], bool]
@@ -47,15 +55,16 @@ class LeafConditions:
         found += [f"{name}.shape[{axis}] == {size}" for axis, size in enumerate(shape) if type(size) is int]
         return " and ".join(found)
 
-    def laid_out(self, at: int, expected: Tensor) -> str:
-        """A tensor that lies in memory as another one."""
-        found = f"{value_at(at)}.layout is {self.name_of(expected.layout)}"
-        is_strided = expected.layout is torch.strided
-        return f"{found} and {value_at(at)}.stride() == {expected.stride()}" if is_strided else found
+    def laid_out(self, at: int, layout: torch.layout, strides: Mapping[int, Sized]) -> str:
+        """A tensor of this layout, with these strides along these dimensions."""
+        found = [f"{value_at(at)}.layout is {self.name_of(layout)}"]
+        found += [f"{value_at(at)}.stride({axis}) == {stride}" for axis, stride in strides.items()]
+        return " and ".join(found)
 
-    def placed(self, at: int, device: torch.device) -> str:
-        """A tensor on a device of this type."""
-        return f"{value_at(at)}.device.type == {device.type!r}"
+    def placed(self, at: int, device: torch.device, *, there: bool) -> str:
+        """A tensor on a device of this type, or on this very one (`there`)."""
+        own = f"{value_at(at)}.device"
+        return f"{own} == {self.name_of(device)}" if there else f"{own}.type == {device.type!r}"
 
     def constant(self, at: int, expected: object) -> str:
         """The same value."""
@@ -70,17 +79,23 @@ class LeafConditions:
         """A whole number, or one that another capture does not know yet."""
         return f"type({value_at(at)}) in {self.name_of(_WHOLE)}"
 
-    def hold(self, condition: str, flat: Sequence[Any]) -> bool:
-        return bool(eval(condition, self._names, {value_at(at): value for at, value in enumerate(flat)}))
+    def hold(self, condition: str, flat: Sequence[Any], sizes: Mapping[str, int]) -> bool:
+        """Whether values keep to it; a condition on a size that nobody knows holds."""
+        try:
+            own = {value_at(at): value for at, value in enumerate(flat)}
+            return bool(eval(condition, self._names, {**own, **sizes}))
+        except NameError:
+            return True
 
-    def compiled(self, conditions: Sequence[str], count: int, sizes: Sizes | None) -> Look:
-        """A function of so many values, which are in order; what is asked of sizes comes last."""
+    def compiled(self, first: Sequence[str], then: Sequence[str], count: int, sizes: Sizes | None) -> Look:
+        """A function of so many values, which are in order; what is asked of sizes comes between."""
         unpacked = "".join(f"{value_at(at)}, " for at in range(count))
         lines = [f"{unpacked[:-1]} = flat"] if unpacked else []
-        lines += [f"if not ({condition}): return False" for condition in conditions]
+        lines += [f"if not ({condition}): return False" for condition in first]
         if sizes is not None:
             lines += [f"{row.name} = {_read(row.dimension, row.scale, row.offset)}" for row in sizes.readings]
             lines += [f"if not ({rule.condition}): return False" for rule in sizes.rules]
+        lines += [f"if not ({condition}): return False" for condition in then]
         source = "\n    ".join(["def fits(flat):", *lines, "return True"])
         names = dict(self._names)
         exec(compile(source, "<arguments>", "exec"), names)
@@ -106,6 +121,7 @@ class Misfit(enum.Enum):
     VALUE = "the arguments do not fit the capture"
     DEVICE = "a tensor is on another device"
     LAYOUT = "a tensor lies otherwise in memory"
+    FACT = "a tensor is otherwise in what the model asked of it"
     TIED = "one tensor has become two"
 
 
@@ -166,12 +182,25 @@ def _other_sizes(faults: Sequence[ArgumentFault]) -> Iterator[str]:
                     yield f"dim {dim} of `{row.path}`"
 
 
+class _Row(NamedTuple):
+    """What is asked of values; `fact` is what of a tensor, where that is its own."""
+
+    kind: Misfit
+    positions: tuple[int, ...]
+    condition: str
+    fact: str = ""
+
+
 @dataclass(frozen=True)
 class ExpectedLeaves:
     """What the flat values of a call must be: fake tensors or constants, each with its path.
 
     `sizes` says which of their sizes may vary, `same` which are one tensor. Where `reads_memory`, tensors are
-    looked at by their strides; those whose strides the model asked for are in `layouts`.
+    looked at by their strides; those whose strides the model asked for are in `layouts`, and what else it
+    asked of which in `facts`.
+
+    That is all for which a call is refused. `watched` is for who wants to know what else may have decided
+    something: the positions of tensors whose strides may have.
     """
 
     leaves: tuple[Any, ...]
@@ -180,6 +209,8 @@ class ExpectedLeaves:
     same: tuple[tuple[int, int], ...]
     reads_memory: bool
     layouts: frozenset[str]
+    facts: tuple[tuple[str, TensorFact], ...] = ()
+    watched: frozenset[int] | None = None
 
     def fit(self, flat: Sequence[Any]) -> bool:
         """Whether a quick look finds nothing; where it does, there need not be a fault."""
@@ -191,55 +222,79 @@ class ExpectedLeaves:
     @cached_property
     def look(self) -> Look:
         """The quick look, as code that tracers read."""
-        conditions = [condition for _, _, condition in self._rows]
-        return self._conditions.compiled(conditions, len(self.leaves), self.sizes)
+        first = [row.condition for row in self._rows if row.kind is Misfit.VALUE]
+        then = [row.condition for row in self._rows if row.kind is not Misfit.VALUE]
+        return self._conditions.compiled(first, then, len(self.leaves), self.sizes)
 
     @cached_property
     def _conditions(self) -> LeafConditions:
         return LeafConditions()
 
     @cached_property
-    def _rows(self) -> tuple[tuple[Misfit, tuple[int, ...], str], ...]:
+    def _rows(self) -> tuple[_Row, ...]:
         """What is asked of values, row by row."""
         return tuple(self._asked())
 
-    def _asked(self) -> Iterator[tuple[Misfit, tuple[int, ...], str]]:
+    def _asked(self) -> Iterator[_Row]:
         ask = self._conditions
         for at, expected in enumerate(self.leaves):
             if isinstance(expected, Tensor):
-                shape = shape_of(expected) if self.sizes is None else self.sizes.shapes[at] or ()
-                yield Misfit.VALUE, (at,), ask.tensor(at, expected.dtype, shape)
-                if expected.device.type != "meta":  # where a plan was made, for any device
-                    yield Misfit.DEVICE, (at,), ask.placed(at, expected.device)
+                yield from self._asked_of_tensor(at, expected)
             elif isinstance(expected, SYMBOLIC):
-                yield Misfit.VALUE, (at,), ask.whole_number(at)
+                yield _Row(Misfit.VALUE, (at,), ask.whole_number(at))
             elif not isinstance(expected, Absent):
-                yield Misfit.VALUE, (at,), ask.constant(at, expected)
-            is_asked = self.reads_memory or self.paths[at] in self.layouts
-            if is_asked and isinstance(expected, Tensor) and not is_open(expected):
-                yield Misfit.LAYOUT, (at,), ask.laid_out(at, expected)
+                yield _Row(Misfit.VALUE, (at,), ask.constant(at, expected))
         for first, second in self.same:
-            yield Misfit.TIED, (first, second), f"{value_at(first)} is {value_at(second)}"
+            yield _Row(Misfit.TIED, (first, second), f"{value_at(first)} is {value_at(second)}")
+
+    def _asked_of_tensor(self, at: int, expected: Tensor) -> Iterator[_Row]:
+        ask, is_watched = self._conditions, self.watched is not None
+        shape = shape_of(expected) if self.sizes is None else self.sizes.shapes[at] or ()
+        yield _Row(Misfit.VALUE, (at,), ask.tensor(at, expected.dtype, shape))
+        if expected.device.type != "meta":  # where a plan was made, for any device
+            yield _Row(Misfit.DEVICE, (at,), ask.placed(at, expected.device, there=is_watched))
+        if (strides := self._strides(at, expected, shape)) is not None or is_watched:
+            yield _Row(Misfit.LAYOUT, (at,), ask.laid_out(at, expected.layout, strides or {}))
+        asked = {fact for path, fact in self.facts if path == self.paths[at]}
+        for fact in sorted(asked | ({TensorFact.REQUIRES_GRAD} if is_watched else set())):
+            condition = f"{value_at(at)}.{fact} == {_answer(expected, fact)}"
+            yield _Row(Misfit.FACT, (at,), condition, fact)
+
+    def _strides(self, at: int, expected: Tensor, shape: Sequence[Sized]) -> Mapping[int, Sized] | None:
+        """The strides that count, by dimension; None where none does.
+
+        Where there is one element or none they mean nothing, unless it was the model that asked.
+        """
+        is_asked = self.paths[at] in self.layouts
+        if not (is_asked or self.reads_memory or at in (self.watched or ())):
+            return None
+        rows = enumerate(strides_of(expected) if expected.layout is torch.strided else ())
+        return {axis: stride for axis, stride in rows if is_asked or shape[axis] not in (0, 1)}
 
     def faults(self, flat: Sequence[Any]) -> list[ArgumentFault]:
         """Everything that does not fit; what needs the right tensors is asked of these only."""
-        found = self._broken(Misfit.VALUE, flat)
-        if self.sizes is not None and not found and (rules := [*self.sizes.broken(flat)]):
-            return [_of_size(rule, flat) for rule in rules]
-        found = found or [*self._broken(Misfit.DEVICE, flat), *self._broken(Misfit.LAYOUT, flat)]
-        return [*found, *self._broken(Misfit.TIED, flat)]
+        found = [self._fault(row, flat) for row in self._broken(flat, {}, of={Misfit.VALUE})]
+        wrong = {at for row in found for at in row.positions}
+        sizes = {} if self.sizes is None or found else self.sizes.bound(flat)
+        if self.sizes is not None and not found:
+            found += [_of_size(rule, flat) for rule in self.sizes.rules if not rule.holds(sizes)]
+        others = self._broken(flat, sizes, of={Misfit.DEVICE, Misfit.LAYOUT, Misfit.FACT}, but=wrong)
+        ties = self._broken(flat, sizes, of={Misfit.TIED})
+        return [*found, *(self._fault(row, flat) for row in (*others, *ties))]
 
-    def _broken(self, kind: Misfit, flat: Sequence[Any]) -> list[ArgumentFault]:
-        rows = ((positions, condition) for of, positions, condition in self._rows if of is kind)
-        return [
-            ArgumentFault(kind, self.paths[at], self.leaves[at], flat[at], words, positions)
-            for positions, condition in rows
-            if not self._conditions.hold(condition, flat)
-            for at, words in [(positions[0], self._words(kind, positions, flat))]
-        ]
+    def _broken(
+        self, flat: Sequence[Any], sizes: Mapping[str, int], *, of: Set[Misfit], but: Set[int] = frozenset()
+    ) -> list[_Row]:
+        rows = (row for row in self._rows if row.kind in of and but.isdisjoint(row.positions))
+        return [row for row in rows if not self._conditions.hold(row.condition, flat, sizes)]
 
-    def _words(self, kind: Misfit, positions: tuple[int, ...], flat: Sequence[Any]) -> str:
-        at = positions[0]
+    def _fault(self, row: _Row, flat: Sequence[Any]) -> ArgumentFault:
+        at = row.positions[0]
+        words = self._words(row, flat)
+        return ArgumentFault(row.kind, self.paths[at], self.leaves[at], flat[at], words, row.positions)
+
+    def _words(self, row: _Row, flat: Sequence[Any]) -> str:
+        (kind, positions, _, fact), at = row, row.positions[0]
         path, expected, given = self.paths[at], self.leaves[at], flat[at]
         if kind is Misfit.TIED:
             return f"{path} and {self.paths[positions[1]]} were one tensor at capture, and are two now"
@@ -249,11 +304,20 @@ class ExpectedLeaves:
             why = "the program reads memory" if self.reads_memory else "the model asked for them"
             now = _lying(given).removeprefix("strides ")
             return f"{path} had {_lying(expected)} at capture, has {now}; {why}"
+        if kind is Misfit.FACT:
+            was, now = _answer(expected, fact), _answer(given, fact)
+            return f"{path}.{fact} was {was} at capture, is {now}; the model asked for it"
         if isinstance(expected, Tensor) and not isinstance(given, Tensor):
             return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
         was = describe(expected) if isinstance(expected, Tensor) else repr(expected)
         was = "a whole number" if isinstance(expected, SYMBOLIC) else was
         return f"{path} was {was} at capture, is {describe(given)}"
+
+
+def _answer(tensor: Tensor, fact: str) -> Any:
+    name = fact.removesuffix("()")
+    found = getattr(tensor, name)
+    return found if name == fact else found()
 
 
 def _lying(tensor: Tensor) -> str:

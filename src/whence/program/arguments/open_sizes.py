@@ -183,28 +183,6 @@ class Sizes:
         """The value of every size in a call with tensors of the right rank."""
         return {reading.name: reading.of(leaves) for reading in self.readings}
 
-    def admits(self, position: int, shape: torch.Size) -> bool:
-        """Whether a leaf has the rank and the fixed sizes of the capture's."""
-        expected = self.shapes[position]
-        if expected is None or len(expected) != len(shape):
-            return False
-        pairs = zip(expected, shape, strict=True)
-        return all(size == given for size, given in pairs if type(size) is int)
-
-    def bound_if_admitted(self, leaves: Sequence[Any]) -> dict[str, int] | None:
-        """The value of every size; None where leaves are not such that it could be read."""
-        for position, shape in enumerate(self.shapes):
-            leaf = leaves[position]
-            if shape is not None and not (isinstance(leaf, Tensor) and self.admits(position, leaf.shape)):
-                return None
-        numbers = (row.dimension.position for row in self.readings if row.dimension.dim is None)
-        return self.bound(leaves) if all(type(leaves[at]) is int for at in numbers) else None
-
-    def broken(self, leaves: Sequence[Any]) -> Iterator[SizeRule]:
-        """The rules that a call with admitted leaves does not keep."""
-        sizes = self.bound(leaves)
-        yield from (rule for rule in self.rules if not rule.holds(sizes))
-
     def shapes_at(self, given: Mapping[str, int], leaves: Sequence[Any]) -> list[tuple[int, ...] | None]:
         """For each leaf its shape with other values for some sizes; None where none of them is about it."""
         sizes = {**self.bound(leaves), **given}

@@ -6,7 +6,7 @@ them.
 
 import enum
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import torch.nn.functional
 
 from whence._torch.plain_values import TEXTS_AND_NUMBERS
 from whence._torch.subclasses.wrapper_subclasses import Composition
-from whence.program.arguments.open_sizes import Sized, SizeRule, at
+from whence.program.arguments.open_sizes import Sized, SizeRule
 
 _SHOWN_ITEMS = 6
 _WIDTH = 80
@@ -123,11 +123,6 @@ class TensorFacts(NamedTuple):
     def varies(self) -> bool:
         """Whether some of its sizes may vary."""
         return any(isinstance(size, str) for size in self.shape)
-
-    def at(self, shape: torch.Size, sizes: Mapping[str, int]) -> "TensorFacts":
-        """The same facts for a tensor of that shape, in a call with these sizes."""
-        strides = None if self.strides is None else tuple(at(size, sizes) for size in self.strides)
-        return self._replace(shape=shape, strides=strides)
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from whence.program.arguments.optimizer_arguments import Outside
-from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, Reference
+from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, ExpectedTensor, Reference
 from whence.program.guards.rows import Guard, Holder, Unguarded
 from whence.program.queries.notebook import OpensInNotebook
 from whence.program.queries.plain import AsJSON, plain_fields
@@ -117,6 +117,13 @@ class GuardPlan:
     variables: tuple[tuple[Guard, Outside], ...]
     inputs: tuple[Guard, ...]
     settled: "GuardPlan | None" = None
+
+    @cached_property
+    def strided(self) -> frozenset[int]:
+        """Positions of the inputs whose strides may have decided something."""
+        rows = [(guard.expected, guard.positions) for guard in self.inputs]
+        tensors = [(row.facts, at) for row, at in rows if isinstance(row, ExpectedTensor)]
+        return frozenset(position for facts, at in tensors if facts.strides is not None for position in at)
 
 
 def _plan_of(guards: Guards) -> GuardPlan:
