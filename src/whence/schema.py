@@ -106,9 +106,9 @@ class Strictness(StrEnum):
 
 
 class TensorFact(StrEnum):
-    """What a model may ask of a tensor that it is given, as Python writes it, besides what decides how
-    operations treat it."""
+    """What a model may ask of a tensor that it is given, as Python writes it."""
 
+    STRIDES = "stride()"
     REQUIRES_GRAD = "requires_grad"
     IS_LEAF = "is_leaf"
     IS_CONJ = "is_conj()"

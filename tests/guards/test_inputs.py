@@ -77,9 +77,21 @@ def test_aliasing_of_inputs() -> None:
     y = torch.ones(6, 4)
     assert _found(added, (X, X), (X, y)) == ["args[0] and args[1]"]
     assert _found(added, (X, y), (X, X)) == []
-    assert _found(written, (X, y), (y, y)) == []
+    shared = ["the inputs, some of which are written,"]
+    assert _found(written, (X, y), (y, y)) == shared
     whole = torch.ones(7, 4)
-    assert _found(written, (X, y), (whole[:6], whole[1:])) == ["the inputs, some of which are written,"]
+    assert _found(written, (X, y), (whole[:6], whole[1:])) == shared
+
+
+def test_memory_that_unwritten_inputs_share_does_not_matter() -> None:
+    """Nobody sees it who does not write there."""
+
+    def written(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        x.add_(1)
+        return x + y * z
+
+    whole = torch.ones(7, 4)
+    assert _found(written, (X, X + 1, X + 2), (X, whole[:6], whole[1:])) == []
 
 
 def test_constants_among_the_inputs() -> None:
@@ -119,6 +131,13 @@ def test_a_layout_that_the_model_asked_for_is_checked_in_calls() -> None:
         ):
             module(x.t())
         assert torch.equal(module(x + 1), (x + 1) * 2)
+
+
+def test_the_stride_of_a_single_element_decides_nothing_in_calls() -> None:
+    """Memory is read along dimensions of several elements."""
+    program = whence.capture(lambda x: x.as_strided((4,), (1,)) * 2, (torch.ones(1, 4),))
+    other = torch.ones(1, 4).as_strided((1, 4), (7, 1))
+    assert torch.equal(program.module()(other), torch.full((4,), 2.0))
 
 
 def test_a_copy_of_any_layout_is_taken() -> None:

@@ -165,14 +165,17 @@ def _violations(guards: Sequence[Guard], faults: Sequence[ArgumentFault]) -> lis
     found: dict[int, ArgumentFault] = {}
     for row in faults:
         found.setdefault(numbers[_subject(row.expected, row.positions)], row)
-    return [Violation(guards[number], _in_words(found[number])) for number in sorted(found)]
+    return [Violation(guards[number], _in_words(guards[number], found[number])) for number in sorted(found)]
 
 
 def _subject(expected: object, positions: tuple[int, ...]) -> Hashable:
     return expected if isinstance(expected, SizeRule) else positions
 
 
-def _in_words(row: ArgumentFault) -> str:
+def _in_words(guard: Guard, row: ArgumentFault) -> str:
     if row.kind is Misfit.SIZE:
         return str(row.found)
-    return "two tensors" if row.kind is Misfit.TIED else shown(row.found)
+    if row.kind is Misfit.TIED:
+        return "two tensors"
+    found = shown(row.found)
+    return f"{found} ({row.words})" if found == str(guard.expected) else found

@@ -33,6 +33,7 @@ from whence._torch.record.recorder import Recorder
 from whence._torch.sizes.symbols import fake_mode_of
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import Place
+from whence.schema import TensorFact
 
 aten = torch.ops.aten
 
@@ -68,7 +69,7 @@ class Listener:
         self.nodes: list[fx.Node] = []
         self.met: list[Tensor] = []
         self.hooks: list[object] = []
-        self.layouts: list[Tensor] = []
+        self.asked_of: list[tuple[Tensor, TensorFact]] = []
         self.composed: list[Tensor] = []
         self.made: list[str] = []
         self.histories = 0
@@ -120,13 +121,10 @@ class Listener:
     def composed_met(self, tensor: Tensor) -> None:
         self.composed.append(tensor)
 
-    def layout_read(self, tensor: Tensor) -> None:
-        self.layouts.append(tensor)
+    def asked(self, tensor: Tensor, fact: TensorFact) -> None:
+        self.asked_of.append((tensor, fact))
 
     def mode_asked(self, name: str) -> None:
-        """Not looked at here."""
-
-    def history_asked(self, tensor: Tensor) -> None:
         """Not looked at here."""
 
     def dtype_asked(self) -> None:

@@ -20,6 +20,7 @@ from whence._torch.pytrees import tree_flatten, tree_map_only
 from whence._torch.record.recurrent_dropout import forgets_dropout, layer_by_layer
 from whence._torch.refusals import casts_inside, nested_met, resized
 from whence._torch.tensors import attributes_set_on, autocast_state
+from whence.schema import TensorFact
 
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
@@ -31,12 +32,18 @@ _VALUE_READERS: tuple[object, ...] = (
 _MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
 """They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
 _ADDRESS_READERS: tuple[object, ...] = (Tensor.data_ptr, Tensor.__dlpack__, _TENSOR.__reduce_ex__)
-_LAYOUT_READERS = frozenset({Tensor.stride, Tensor.is_contiguous, Tensor.storage_offset})
 _HISTORY_READERS = (
     *(_TENSOR.grad_fn.__get__, _TENSOR._base.__get__, _TENSOR.output_nr.__get__),
     *(_TENSOR._version.__get__, _TENSOR.data_ptr, Tensor._is_view),
 )
-_HISTORY_ASKED = frozenset({_TENSOR.requires_grad.__get__, _TENSOR.is_leaf.__get__, _TENSOR.grad_fn.__get__})
+_ASKED = {
+    **dict.fromkeys((Tensor.stride, Tensor.is_contiguous), TensorFact.STRIDES),
+    **dict.fromkeys((_TENSOR.is_leaf.__get__, _TENSOR.grad_fn.__get__), TensorFact.IS_LEAF),
+    **{_TENSOR.requires_grad.__get__: TensorFact.REQUIRES_GRAD},
+    **{Tensor.is_conj: TensorFact.IS_CONJ, torch.is_conj: TensorFact.IS_CONJ},
+    **{Tensor.is_neg: TensorFact.IS_NEG, torch.is_neg: TensorFact.IS_NEG},
+    **{Tensor.storage_offset: TensorFact.STORAGE_OFFSET},
+}
 _DTYPE_ASKED = frozenset(
     {
         *(_TENSOR.dtype.__get__, _TENSOR.itemsize.__get__, _TENSOR.nbytes.__get__, Tensor.element_size),
@@ -201,10 +208,8 @@ class FunctionMode(TorchFunctionMode):
         model = self.recorder.listener.model
         if func in _HISTORY_READERS:
             model.distrusted("the model looks at what autograd recorded")
-        if func in _HISTORY_ASKED:
-            model.history_asked(args[0])
-        if func in _LAYOUT_READERS:
-            model.layout_read(args[0])
+        if (fact := _ASKED.get(func)) is not None:
+            model.asked(args[0], fact)
         if func in _DTYPE_ASKED or (func is Tensor.to and _has_dtype((*args[1:], *kwargs.values()))):
             model.dtype_asked()
         if func is Tensor.register_hook:

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 from torch import Tensor, fx
 
 from whence.errors import Place
+from whence.schema import TensorFact
 
 
 class Branching(Protocol):
@@ -60,17 +61,14 @@ class ModelListener(Protocol):
     def requires_set(self, tensor: Tensor, wanted: bool) -> None:
         """The model says whether a tensor requires a gradient."""
 
-    def layout_read(self, tensor: Tensor) -> None:
-        """The model looks at the strides of a tensor."""
+    def asked(self, tensor: Tensor, fact: TensorFact) -> None:
+        """Python asks something of a tensor."""
 
     def mode_asked(self, name: str) -> None:
         """Python asks how a mode of torch is."""
 
     def dtype_asked(self) -> None:
         """Python asks a tensor for its dtype."""
-
-    def history_asked(self, tensor: Tensor) -> None:
-        """Python asks whether a tensor has a history."""
 
     def distrusted(self, reason: str) -> None:
         """The model does something that is another thing where calls are replayed."""

@@ -251,7 +251,7 @@ class ExpectedLeaves:
         ask, is_watched = self._conditions, self.watched is not None
         shape = shape_of(expected) if self.sizes is None else self.sizes.shapes[at] or ()
         yield _Row(Misfit.VALUE, (at,), ask.tensor(at, expected.dtype, shape))
-        if expected.device.type != "meta":  # where a plan was made, for any device
+        if is_watched or expected.device.type != "meta":  # where a plan was made, for any device
             yield _Row(Misfit.DEVICE, (at,), ask.placed(at, expected.device, there=is_watched))
         if (strides := self._strides(at, expected, shape)) is not None or is_watched:
             yield _Row(Misfit.LAYOUT, (at,), ask.laid_out(at, expected.layout, strides or {}))

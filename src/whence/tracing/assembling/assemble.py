@@ -1,6 +1,6 @@
 """From the log and origins to a program: order placeholders, drop what nothing uses, write the signature."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -41,9 +41,9 @@ from whence.program.replay import graph_copies
 from whence.provenance import ModulePath
 from whence.rewriting.cut_gradients import cut_gradients
 from whence.rewriting.functionalize import Functional, functionalize
-from whence.rewriting.layouts import inputs_behind
 from whence.rewriting.simplify import drop_unused, order_placeholders, placeholders_of
-from whence.schema import OutputKind, Phase
+from whence.schema import OutputKind, Phase, TensorFact
+from whence.tracing.assembling.asked import asked_of_inputs
 from whence.tracing.assembling.leaves import BETWEEN_RESULTS, mark_leaves
 from whence.tracing.assembling.reshapes import decide_again, rule_out_ones
 from whence.tracing.assembling.shared_memory import refuse_shared_writes, refuse_tied
@@ -58,7 +58,7 @@ from whence.tracing.attribution.attribution import (
 from whence.tracing.attribution.gradient_edges import GradientSums
 from whence.tracing.attribution.wrapper_subclasses import OPAQUE
 from whence.tracing.log.events import Opened
-from whence.tracing.log.log import Log, ran_without
+from whence.tracing.log.log import ran_without
 from whence.tracing.recording.call_names import CallNames
 from whence.tracing.recording.run import Recorded
 from whence.tracing.replay.records.expand import Exchanged, expand
@@ -74,7 +74,8 @@ def assemble(
 ) -> FlatProgram:
     """The program of one finished run."""
     session, graph = recorded.session, recorded.session.recorder.graph
-    layouts_read = _layouts_read(session.log, functional)
+    asked = {*asked_of_inputs(session.log, functional, {*recorded.prepared.nodes})}
+    layouts_read = {name for name, fact in asked if fact is TensorFact.STRIDES}
     values = _final_values(recorded, functional)
     custom = {} if recorded.backward.roots else custom_functions(_histories(recorded.results))
     opaque = without_operators(custom, session.log)
@@ -116,7 +117,7 @@ def assemble(
         graph_module=graph_module(session.recorder.nested, graph, subject.name),
         signature=signature,
         calls=replace(_calls(recorded, names), entry=int(subject.is_module), preserved=preserved),
-        convention=_convention(subject, example, recorded, layouts_read),
+        convention=_convention(subject, example, recorded, asked),
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded, signature.wholes)),
         state=_state(recorded, graph, signature.wholes),
@@ -164,18 +165,26 @@ def _turned_on(recorded: Recorded, functional: Functional) -> frozenset[str]:
 
 
 def _convention(
-    subject: Subject, example: Example, recorded: Recorded, layouts_read: frozenset[str]
+    subject: Subject, example: Example, recorded: Recorded, asked: Set[tuple[str, TensorFact]]
 ) -> Convention:
-    nodes = zip(example.paths, recorded.prepared.nodes, strict=True)
+    paths = {node.name: path for path, node in zip(example.paths, recorded.prepared.nodes, strict=True)}
+    leaves = tuple(map(_as_given, recorded.prepared.nodes, example.leaves))
+    turned = {
+        (node.name, TensorFact.REQUIRES_GRAD)
+        for node, leaf in zip(recorded.prepared.nodes, leaves, strict=True)
+        if leaf is not node.meta["val"]
+    }
+    facts = sorted((paths[name], fact) for name, fact in asked - turned if name in paths)
     return Convention(
         spec=example.spec,
-        leaves=tuple(map(_as_given, recorded.prepared.nodes, example.leaves)),
+        leaves=leaves,
         paths=example.paths,
         parameters=subject.parameters,
         same=repeated_positions([id(x) if isinstance(x, Tensor) else None for x in example.leaves]),
         reads_memory=any(map(reads_memory, _targets(recorded.session.recorder.graph))),
-        layouts=frozenset(path for path, node in nodes if node.name in layouts_read),
+        layouts=frozenset(path for path, fact in facts if fact is TensorFact.STRIDES),
         returned=recorded.returned,
+        facts=tuple(row for row in facts if row[1] is not TensorFact.STRIDES),
     )
 
 
@@ -185,11 +194,6 @@ def _as_given(node: fx.Node, given: Any) -> Any:
     if not isinstance(value, Tensor) or value.requires_grad == given.requires_grad:
         return value
     return value.detach().requires_grad_(given.requires_grad)
-
-
-def _layouts_read(log: Log, functional: Functional) -> frozenset[str]:
-    behind = (inputs_behind(functional.value_of(node)) for node in log.layouts_read)
-    return frozenset(name for names in behind for name in names)
 
 
 def _differentiable(

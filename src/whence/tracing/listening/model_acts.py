@@ -6,16 +6,16 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from whence._torch.autograd.mode_questions import GRAD, mode_now
 from whence._torch.record.recorder import Recorder
 from whence.errors import CaptureError, Place
 from whence.program import ModeQuery
-from whence.schema import Phase
+from whence.schema import Phase, TensorFact
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED, refuse_lost_gradient
 from whence.tracing.listening.run_state import RunState
-from whence.tracing.log.events import DtypeQueried, LayoutRead, Lost, MetComposed, ModeQueried
+from whence.tracing.log.events import DtypeQueried, Lost, MetComposed, ModeQueried, TensorAsked
 from whence.tracing.recording.branches import Branches
 from whence.tracing.recording.data_dependence import data_dependent, required, tensors_read, value_of
 from whence.tracing.replay.objections import composite_opened
@@ -62,11 +62,28 @@ class ModelActs:
         if node is not None and node in log.inputs and tensor.requires_grad != wanted:
             log.add(Lost(f"requires_grad_({wanted}) on {log.inputs[node]}"))
 
-    def layout_read(self, tensor: Tensor) -> None:
-        """Python looked at strides: what it decided holds for inputs of this layout only."""
+    def asked(self, tensor: Tensor, fact: TensorFact) -> None:
+        """What Python decides by the answer holds for inputs of which it is the same.
+
+        Whether a value has a history it asks of the mode, too: it may have one where gradients are recorded.
+        """
         node = self.recorder.node_of(tensor)
-        if node is not None:
-            self.run.log.add(LayoutRead(node))
+        if node is None:
+            return
+        if fact in (TensorFact.REQUIRES_GRAD, TensorFact.IS_LEAF):
+            self._history_asked(tensor, node, fact)
+        else:
+            self.run.log.add(TensorAsked(node, fact))
+
+    def _history_asked(self, tensor: Tensor, node: fx.Node, fact: TensorFact) -> None:
+        if self.run.running.phase is not Phase.FORWARD or not self.run.places.finder.is_model_asking():
+            return
+        self.run.log.add(TensorAsked(node, fact))
+        if node.op == "placeholder" or (mode_now(GRAD) and not tensor.requires_grad):
+            return
+        given = self.recorder.graph.find_nodes(op="placeholder")
+        if tensor.requires_grad or any(getattr(row.meta.get("val"), "requires_grad", False) for row in given):
+            self.mode_asked(GRAD)
 
     def mode_asked(self, name: str) -> None:
         """Python asks how a mode is; where the model has set it itself, that is so in every run."""
@@ -86,15 +103,6 @@ class ModelActs:
         log = self.run.log
         if not log.dtypes_asked and self.run.running.phase is Phase.FORWARD:
             log.add(DtypeQueried(str(self.run.places.line() or "a line that is not known")))
-
-    def history_asked(self, tensor: Tensor) -> None:
-        """Python asks whether a value has a history, which it may have where the caller records gradients."""
-        node = self.recorder.node_of(tensor)
-        if node is None or node.op == "placeholder" or (mode_now(GRAD) and not tensor.requires_grad):
-            return
-        given = self.recorder.graph.find_nodes(op="placeholder")
-        if tensor.requires_grad or any(getattr(row.meta.get("val"), "requires_grad", False) for row in given):
-            self.mode_asked(GRAD)
 
     def distrusted(self, reason: str) -> None:
         """The model does something that is another thing where calls are replayed."""

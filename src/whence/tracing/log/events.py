@@ -14,7 +14,7 @@ from whence._torch.autograd.switches import Switches, switches
 from whence._torch.tensors import autocast_state
 from whence.program import ModeQuery, Structure
 from whence.provenance import CallSite, Source
-from whence.schema import Phase, Quality
+from whence.schema import Phase, Quality, TensorFact
 from whence.tracing.target.loss_state import LossTensor
 
 
@@ -164,10 +164,11 @@ class LossHolds:
 
 
 @dataclass(frozen=True, slots=True)
-class LayoutRead:
-    """Python looked at the strides of a value."""
+class TensorAsked:
+    """The model asked something of a value."""
 
     node: fx.Node
+    fact: TensorFact
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +234,7 @@ Event = (
     | Met
     | MadeOfNumbers
     | LossHolds
-    | LayoutRead
+    | TensorAsked
     | ModeQueried
     | DtypeQueried
     | Drew

@@ -26,6 +26,7 @@ from whence.tracing.log.events import (
     Opened,
     Reconsidered,
     Stepped,
+    TensorAsked,
 )
 from whence.tracing.target.loss_state import LossTensor
 
@@ -59,7 +60,7 @@ class Log:
     literals: Mapping[str, Tensor] = field(default_factory=dict)
     made: Set[str] = field(default_factory=set)
     of_loss: Mapping[int, LossTensor] = field(default_factory=dict)
-    layouts_read: Sequence[fx.Node] = field(default_factory=list)
+    asked: Sequence[TensorAsked] = field(default_factory=list)
     modes: Mapping[str, ModeQuery] = field(default_factory=dict)
     dtypes_asked: Sequence[str] = field(default_factory=list)
     draws: Sequence[fx.Node] = field(default_factory=list)
@@ -152,7 +153,7 @@ _FOLLOWS: Mapping[type, Callable[[Any, Any], None]] = {
     events.Met: lambda log, event: log.literals.update({event.name: event.tensor}),
     events.MadeOfNumbers: lambda log, event: log.made.add(event.name),
     events.LossHolds: lambda log, event: log.of_loss.update(event.tensors),
-    events.LayoutRead: lambda log, event: log.layouts_read.append(event.node),
+    TensorAsked: lambda log, event: log.asked.append(event),
     events.ModeQueried: lambda log, event: log.modes.setdefault(event.mode.name, event.mode),
     events.DtypeQueried: lambda log, event: log.dtypes_asked.append(event.line),
     Drew: _draw,

@@ -115,7 +115,7 @@ class Trials:
             keys={node: log.keys[node] for node in inside if node in log.keys},
             noted=frozenset(i for i, (node, _) in enumerate(border.inputs) if node in log.keys),
             recorded=tuple(inside),
-            layouts=range(start.layouts, len(log.layouts_read)),
+            asked=slice(start.asked, len(log.asked)),
             caller=trial.caller,
             reads=tuple(read for read, _ in trial.seen.reads.values()),
         )

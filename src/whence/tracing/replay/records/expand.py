@@ -19,7 +19,7 @@ from whence.provenance.places import PROGRAM
 from whence.rewriting.functionalize import Functional
 from whence.schema import Phase
 from whence.tracing.attribution.gradient_edges import GradientSums
-from whence.tracing.log.events import Gave, LayoutRead, Took
+from whence.tracing.log.events import Gave, TensorAsked, Took
 from whence.tracing.log.log import Log
 from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.records.links import Link, Links, adjoints_of, links_of, settled
@@ -189,9 +189,9 @@ class _Expansion:
         template, value_of = application.template, self._functional.value_of
         self._fill_scopes(application, written)
         self._note_writes(template, [*template.recorded, *self._made_inside.get(template, ())], written)
-        read = [written.get(value_of(self._log.layouts_read[i])) for i in template.layouts]
-        for value in filter(None, read):
-            self._log.add(LayoutRead(value))
+        for asked in self._log.asked[template.asked]:
+            if (value := written.get(value_of(asked.node))) is not None:
+                self._log.add(TensorAsked(value, asked.fact))
         recorded = [*map(value_of, template.keys), *self._inside.get(template, ())]
         exchanged = [written[node] for node in recorded if node in written]
         self.exchanged += exchanged

@@ -25,7 +25,7 @@ class Template:
     crossed its border, inputs before outputs, so that it follows what becomes of them. `scopes` are the
     numbers of its call and of the calls inside it. `names` and `functions` say how many names of each base,
     and calls of each torch function, it used; `keys` where the gradients of values that modules exchanged
-    are collected, `noted` at which inputs that was known; `layouts` which readings of strides are
+    are collected, `noted` at which inputs that was known; `asked` which questions to tensors are
     its own.
     """
 
@@ -40,7 +40,7 @@ class Template:
     keys: Mapping[fx.Node, GradientKey]
     noted: frozenset[int]
     recorded: tuple[fx.Node, ...]
-    layouts: range
+    asked: slice
     caller: Source | None
     reads: tuple[Read, ...]
     rehearsals: dict[tuple[AllFacts | None, ...], "Rehearsal"] = field(default_factory=dict)

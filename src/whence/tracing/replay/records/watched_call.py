@@ -111,7 +111,7 @@ class Start:
 
     begin: fx.Node
     position: int
-    layouts: int
+    asked: int
     moment: int
     names: NameCounts
     called: Counts
@@ -123,7 +123,7 @@ class Start:
         return cls(
             begin=begin,
             position=len(recording.log.order),
-            layouts=len(recording.log.layouts_read),
+            asked=len(recording.log.asked),
             moment=next_sequence_number(),
             names=NameCounts.now(recording.recorder.graph),
             called=dict(recording.recorder.calls_of_functions()),

@@ -1,0 +1,52 @@
+"""What the model asked of tensors, as questions about its inputs."""
+
+from collections.abc import Iterator, Set
+
+import torch
+from torch import Tensor, fx
+
+from whence.program.queries.marks import leading_to
+from whence.rewriting.functionalize import Functional
+from whence.rewriting.layouts import inputs_behind
+from whence.schema import TensorFact
+from whence.tracing.log.log import Log, ran_without
+
+_DETACH = torch.ops.aten.detach.default
+
+
+def asked_of_inputs(
+    log: Log, functional: Functional, given: Set[fx.Node]
+) -> Iterator[tuple[str, TensorFact]]:
+    """The placeholders whose strides, history and the like answered what the model asked, and by which.
+
+    `given` are those that a call is given.
+    """
+    stops = ran_without(log.marks, frozenset())
+    stopped = {functional.value_of(node) for node in log.marks if stops(node)}
+    for row in dict.fromkeys(log.asked):
+        node = functional.value_of(row.node)
+        if row.fact is TensorFact.STRIDES:
+            yield from ((name, row.fact) for name in inputs_behind(node))
+        elif node.op == "placeholder":
+            yield node.name, row.fact
+        elif row.fact in (TensorFact.REQUIRES_GRAD, TensorFact.IS_LEAF):
+            yield from ((name, TensorFact.REQUIRES_GRAD) for name in _with_history(node, stopped, given))
+
+
+def _with_history(node: fx.Node, stopped: Set[fx.Node], given: Set[fx.Node]) -> Set[str]:
+    """The inputs by which a value has a history, or would have one; none where it has one without them."""
+    behind = leading_to([node], through=lambda value: _hands_on(value) and value not in stopped)
+    inputs = {value for value in behind if value.op == "placeholder" and _hands_on(value)}
+    requiring = {value for value in inputs if value.meta["val"].requires_grad}
+    found = requiring if requiring <= given else set()
+    return {value.name for value in (found if requiring else inputs & given)}
+
+
+def _hands_on(node: fx.Node) -> bool:
+    """Whether a value of this kind may require a gradient."""
+    value = node.meta.get("val")
+    return (
+        node.target is not _DETACH
+        and isinstance(value, Tensor)
+        and (value.is_floating_point() or value.is_complex())
+    )

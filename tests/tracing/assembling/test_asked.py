@@ -1,0 +1,88 @@
+"""What the model asks of tensors that it is given is checked in calls."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+
+X = torch.ones(6, 4)
+REQUIRING, CONJUGATE = torch.ones(6, 4, requires_grad=True), torch.complex(X, X)
+ASKED: dict[str, tuple[Callable[[Tensor], bool], Tensor, Tensor]] = {
+    "requires_grad": (lambda x: x.requires_grad, X, REQUIRING),
+    "requires_grad no more": (lambda x: x.requires_grad, REQUIRING, X),
+    "requires_grad of a value": (lambda x: (x * 2).requires_grad, X, REQUIRING),
+    "grad_fn of a value": (lambda x: (x * 2).grad_fn is None, REQUIRING, X),
+    "is_leaf": (lambda x: x.is_leaf, REQUIRING, REQUIRING * 2),
+    "grad_fn": (lambda x: x.grad_fn is None, REQUIRING, REQUIRING * 2),
+    "is_conj": (lambda x: x.is_conj(), CONJUGATE, CONJUGATE.conj()),
+    "storage_offset": (lambda x: x.storage_offset() == 0, X, torch.ones(7, 4)[1:]),
+    "stride": (lambda x: x.stride(0) == 1, torch.ones(1, 4), torch.ones(1, 4).as_strided((1, 4), (1, 1))),
+    "stride of an open size": (lambda x: x.is_contiguous(), X, torch.ones(4, 6).t()),
+}
+"""A question to a tensor, an example, and another tensor of which the answer is another."""
+
+
+class Asking(nn.Module):
+    """Decides by what it is told of what comes in."""
+
+    def __init__(self, asks: Callable[[Tensor], bool]) -> None:
+        super().__init__()
+        self.asks = asks
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin() if self.asks(x) else x.cos()
+
+
+@pytest.mark.parametrize("row", ASKED)
+@pytest.mark.parametrize("depth", [1, 3])
+def test_what_the_model_asked_of_an_argument_is_checked_in_calls(row: str, depth: int) -> None:
+    """The branch that was recorded is that of the answer; a check and a call know the same of it."""
+    asks, example, other = ASKED[row]
+    layers = [nn.Sequential(Asking(asks), nn.Identity()) for _ in range(depth)]
+    model = layers[0] if depth == 1 else Together(layers)
+    sizes = ({0: torch.export.Dim.AUTO},) if "open" in row else None
+    program = whence.capture(model, (example,), dynamic_shapes=sizes)
+    assert program.check(model, (example,)) == []
+    (violation,) = program.check(model, (other,))
+    assert violation.guard.what == "args[0]"
+    assert violation.found != str(violation.guard.expected)
+    for run in (program.module(), program.unflatten()):
+        assert torch.equal(run(example), model(example))
+        with pytest.raises(whence.CallError, match="the model asked for"):
+            run(other)
+
+
+class Together(nn.Module):
+    """Hands each of its layers the same."""
+
+    def __init__(self, layers: list[nn.Sequential]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = sum(layer(x) for layer in self.layers)
+        return result
+
+
+@pytest.mark.parametrize(
+    "asks", [lambda y: y.requires_grad, lambda y: y.detach().requires_grad], ids=["parameter", "detached"]
+)
+def test_an_answer_that_no_argument_decides_is_asked_of_none(asks: Callable[[Tensor], bool]) -> None:
+    """What comes of a parameter requires a gradient whatever comes in."""
+
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.linear(x)
+            return y.sin() if asks(y) else y.cos()
+
+    model = Inner()
+    program = whence.capture(model, (X,))
+    for run in (program.module(), program.unflatten()):
+        assert torch.equal(run(REQUIRING), model(REQUIRING))
