@@ -50,6 +50,10 @@ class GradModes:
         """Whether the model itself has turned gradients on here, also for a caller who turned them off."""
         return self.modes[-1:] == [True]
 
+    def give_back(self) -> None:
+        """The model has asked for the mode, and sets it again next."""
+        self.given_back = True
+
     def begins(self, kind: type, name: str) -> Callable[..., Any]:
         """What makes or enters a context, and notes its mode."""
         before: Any = vars(kind)[name]

@@ -93,7 +93,7 @@ class ModelActs:
         if not run.grad_modes.is_caller_s(name):
             return
         if name == GRAD and run.places.finder.is_given_back():
-            run.grad_modes.given_back = True
+            run.grad_modes.give_back()
             return
         module, source = run.places.reading()
         run.log.add(ModeQueried(ModeQuery(name, mode_now(name), str(module or ""), source)))

@@ -36,10 +36,12 @@ UNNAMED = "c_lifted_tensor_"
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """What has happened: `add` is all that writes to it, and nothing is taken back.
+    """What follows from all that has happened: events are not kept themselves.
 
-    The fields are what follows from the events: `taken` and `given` is what calls take and give, by the
-    numbers of their scopes. `inputs` says of placeholders what they are. `literals` are
+    `add` is all that writes to it; when the capture is over, `forget` lets go of what keeps the run alive.
+
+    `taken` and `given` is what calls take and give, by the numbers of their scopes. `inputs` says of
+    placeholders what they are. `literals` are
     tensors from outside the model by the names of their placeholders, `made` those among them that the model
     made of numbers while it ran, and `of_loss` says by identity what the loss function holds. `lost` is what
     autograd cannot find in a forward-only program. `kept` are the operations that put a gradient

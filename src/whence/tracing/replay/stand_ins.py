@@ -93,6 +93,12 @@ def applied(
     node, made = recording.recorder.stand_for(nodes, [tensor for _, tensor in template.inside.outputs])
     left_out = skip_names(graph, template.names)
     recording.recorder.count_functions(template.functions)
+    results = linked(
+        made,
+        [tensor.requires_grad for _, tensor in template.inside.outputs],
+        [sources[position] for position, _ in slots],
+        lambda tangents: gradients(application, tangents),  # in the backward, when there is one
+    )
     application = Application(
         template=template,
         node=node,
@@ -103,16 +109,13 @@ def applied(
         caller=recording.run.places.line(),
         slots=tuple(slots),
         keys=tuple(gradient_key(sources[position]) for position, _ in slots),
-        left_out=left_out,
+        left_out=frozenset(left_out),
+        output_keys={
+            position: key
+            for position, result in enumerate(results)
+            if (key := gradient_key(result)) is not None
+        },
     )
-    results = linked(
-        made,
-        [tensor.requires_grad for _, tensor in template.inside.outputs],
-        [sources[position] for position, _ in slots],
-        lambda tangents: gradients(application, tangents),
-    )
-    pairs = ((position, gradient_key(result)) for position, result in enumerate(results))
-    application.output_keys = {position: key for position, key in pairs if key is not None}
     recording.run.objections.lend(template.kind, (*sources, *results))
     recording.run.reads.repeat(_reads(recording, template, found, scope))
     return application, _result(template, found, results)
@@ -186,8 +189,10 @@ def differentiated(
     likes = [_like(slot, rehearsal, whole) for slot in returned]
     given = tuple(map(recording.tensors.known, tangents))
     node, made = recording.recorder.stand_for(given, likes, shown=likes)
-    application.left_out |= skip_names(graph, rehearsal.names)
-    application.backwards.append(Differentiated(rehearsal, node, returned, whole, starts, recording.log))
+    left_out = skip_names(graph, rehearsal.names)
+    application.backwards.append(
+        Differentiated(rehearsal, node, returned, whole, starts, recording.log, left_out)
+    )
     results = dict(zip(returned, made, strict=True))
     offset = application.scopes.start - application.template.scopes.start
     scopes = tuple(

@@ -5,8 +5,7 @@ gradient into `.grad`, and what the optimizer computes, belongs to the module wh
 where that is certain: what it writes is that parameter, its gradient or its state, or it reads nothing else.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 
 from torch import fx
 
@@ -16,7 +15,7 @@ from whence.provenance import CallSite, ModulePath, Origin
 from whence.schema import Phase
 from whence.tracing.attribution.attribution import attribute_rest, attribute_steps, seen
 from whence.tracing.attribution.gradient_edges import GradientSums, follow
-from whence.tracing.log.log import Log, first_of_each_moment
+from whence.tracing.log.log import first_of_each_moment
 from whence.tracing.steps.notes import StepNotes
 from whence.tracing.steps.run import RecordedStep
 
@@ -69,31 +68,23 @@ def _owners(recorded: RecordedStep, step: StepNotes) -> Iterator[tuple[fx.Node, 
     """Every operation that keeps a gradient or follows the backward outside modules, and its parameter."""
     log = recorded.session.log
     parameters = {str(row.paths[0]): node for row, node in recorded.prepared.state}
-    known = _Owners(log, {node: node for node in parameters.values()}, set(step.rates))
-    known.owner |= {node: parameters[row.of] for row, node in recorded.rows if row.of is not None}
-    known.owner |= {node: step.leaves.get(leaf) for node, leaf in log.kept.items()}
+    known: dict[fx.Node, Owner] = {
+        **{node: node for node in parameters.values()},
+        **{node: parameters[row.of] for row, node in recorded.rows if row.of is not None},
+        **{node: step.leaves.get(leaf) for node, leaf in log.kept.items()},
+    }
+    neutral = set(step.rates)  # learning rates, and what is made of them
     for node in log.order:
-        if node in log.kept:
-            yield node, known.owner[node]
-        elif log.marks[node].phase is Phase.OPTIMIZER:
-            yield node, known.of(node)
+        if log.marks[node].phase is Phase.OPTIMIZER and node not in log.kept:
+            sources = [each for each in written_nodes(node) or node.all_input_nodes if each not in neutral]
+            if not sources and node.all_input_nodes:
+                neutral.add(node)
+            known[node] = _owner_of(sources, known)
+        if node in log.kept or log.marks[node].phase is Phase.OPTIMIZER:
+            yield node, known[node]
 
 
-@dataclass
-class _Owners:
-    """Whose the values are that were looked at; `neutral` are learning rates, and what is made of them."""
-
-    log: Log
-    owner: dict[fx.Node, Owner]
-    neutral: set[fx.Node]
-
-    def of(self, node: fx.Node) -> Owner:
-        """Whose an operation is: what it writes decides, or else all that it reads."""
-        written = written_nodes(node)
-        sources = [source for source in written or node.all_input_nodes if source not in self.neutral]
-        if not sources and node.all_input_nodes:
-            self.neutral.add(node)
-        owners = {self.owner.get(source) for source in sources}
-        found = owners.pop() if len(owners) == 1 else None
-        self.owner[node] = found
-        return found
+def _owner_of(sources: Sequence[fx.Node], known: Mapping[fx.Node, Owner]) -> Owner:
+    """Whose an operation is that writes these values or, where it writes none, reads them."""
+    owners = {known.get(source) for source in sources}
+    return owners.pop() if len(owners) == 1 else None

@@ -50,6 +50,7 @@ class StepNotes:
     schedules. The optimizer `begins` where it has no state yet.
     """
 
+    begins: bool
     leaves: dict[int, fx.Node] = field(default_factory=dict)
     before: dict[int, Tensor] = field(default_factory=dict)
     taken: dict[int, fx.Node] = field(default_factory=dict)
@@ -67,7 +68,6 @@ class StepNotes:
     tracked: set[fx.Node] = field(default_factory=set)
     arriving: int = 0
     scheduling: Scheduling = field(default_factory=Scheduling)
-    begins: bool = False
 
     def begin(self, leaves: Sequence[tuple[Tensor, fx.Node]]) -> None:
         """A step begins on these leaves."""

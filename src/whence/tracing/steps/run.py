@@ -74,10 +74,9 @@ def record_step(
     refuse_kinds(subject, differentiates=True)
     run_of_step = state_of_run(subject, lines, interrupts, wish.reuse, record_step.__code__, engine_code())
     names, mode = attribute_tensor_names(subject), mode_of(example, subject.state)
-    session = new_step_session(run_of_step, mode, names, wish.reuse, found.optimizer)
+    session = new_step_session(run_of_step, mode, names, wish.reuse, found)
     outside = enclosed_by(subject.call)
     outside.look_at_modules(type(subject.roots[0][1]).__name__, subject.named_modules())
-    session.step.begins = not any(found.pieces())
     host = HostRun(outside, wish.host, session)
     flags, hooks = _flags(subject), _hooks(subject)
     undoing.later(outside.way_back())  # gone last: others look at these things when stand-ins are there

@@ -44,6 +44,7 @@ from whence.tracing.replay.reuse import AnotherAttempt, Reuse
 from whence.tracing.steps.counters import roots_of
 from whence.tracing.steps.host.schedules import Scheduled
 from whence.tracing.steps.notes import BackwardRun, StepNotes
+from whence.tracing.steps.optimizer import Optimizing
 from whence.tracing.target.subject import StateTensor
 
 SEVERAL = "the step runs several forwards or backwards"
@@ -431,17 +432,18 @@ class StepSession(Session):
 
 
 def new_step_session(
-    run: RunState, mode: FakeTensorMode, names: Mapping[int, str], reuse: Reuse, optimizer: Any
+    run: RunState, mode: FakeTensorMode, names: Mapping[int, str], reuse: Reuse, found: Optimizing
 ) -> StepSession:
     """What hears the run of a step, in which no optimizer but this one may run."""
-    branches, functions, step = Branches(run, differentiates=reuse.joint), FunctionTracer(), StepNotes()
+    branches, functions = Branches(run, differentiates=reuse.joint), FunctionTracer()
+    step = StepNotes(begins=not any(found.pieces()))
     recorder = StepRecorder(
         lambda recorder: StepOperations(run, recorder, StepActs(run, recorder, branches, step), names, step),
         mode,
         functions=functions,
     )
     tensors = RunTensors(run, recorder, branches)
-    passes = StepPasses(run.running, recorder, False, run, tensors, step, optimizer)
+    passes = StepPasses(run.running, recorder, False, run, tensors, step, found.optimizer)
     replay = replay_of(Recording(run, recorder, tensors, passes), reuse, functions)
     calls = StepCalls(run, tensors, branches, replay, recorder.watching_functions, step=step)
     return StepSession(run, recorder, tensors, passes, branches, replay, calls, step=step)

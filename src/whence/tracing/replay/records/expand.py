@@ -67,7 +67,7 @@ class _Expansion:
         self.exchanged: list[fx.Node] = []
         self._records, self._log, self._functional = records, log, functional
         self._gradients, self._links = gradients, links
-        left_out = {name for application in records.applications for name in application.left_out}
+        left_out = {name for application in records.applications for name in application.all_left_out}
         self._inserter = Inserter(functional.graph, left_out)
         self._sizes = bases_of(functional.sizes)
         self._markers = frozenset(records.markers.nodes)

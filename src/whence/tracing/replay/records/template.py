@@ -124,7 +124,7 @@ class Arriving:
     total: Tensor
 
 
-@dataclass(eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Application:
     """A call that a template stands for. `scopes` are the numbers of its calls.
 
@@ -144,17 +144,22 @@ class Application:
     caller: Source | None
     slots: tuple[tuple[int, int], ...]
     keys: tuple[GradientKey | None, ...]
-    left_out: set[str]
-    output_keys: Mapping[int, GradientKey] = field(default_factory=dict)
+    left_out: frozenset[str]
+    output_keys: Mapping[int, GradientKey]
     backwards: list["Differentiated"] = field(default_factory=list)
+
+    @property
+    def all_left_out(self) -> frozenset[str]:
+        """Also those that were left to its backwards."""
+        return self.left_out.union(*(each.left_out for each in self.backwards))
 
 
 @dataclass(frozen=True, eq=False)
 class Differentiated:
-    """The backward of such a call, `node` in the graph, noted in `notes`.
+    """The backward of such a call, `node` in the graph, noted in `log`.
 
     `returned` says for each of its results which arrival at which input it is; of inputs that are `whole` it
-    is the sum of all arrivals.
+    is the sum of all arrivals. `left_out` are bare names that were left to it.
     """
 
     rehearsal: Rehearsal
@@ -163,3 +168,4 @@ class Differentiated:
     whole: frozenset[int]
     starts: NameCounts
     log: Log
+    left_out: set[str]
