@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from whence import hierarchy, interop, rewriting, tracing
 from whence.dependence.asking import Failed, attempt
+from whence.dependence.observed import Observed
 from whence.errors import CaptureError, InvalidShapes, SpecialisedShapes, UsageError, WhenceError
 from whence.execution.bound import Bound, Check
 from whence.execution.taken_step import step_taken
@@ -28,7 +29,6 @@ from whence.guards import Guarded
 from whence.hierarchy import Tree
 from whence.program import FlatProgram
 from whence.program.arguments.variants import fitting
-from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Violation
 from whence.program.state import deep_copy, refuse_elsewhere, view_faults, with_state
 from whence.reported import Reported
@@ -88,9 +88,7 @@ class Program(Reported):
         of the captured model, also where `onto` is another instance, which is left as it is. Raises
         `UsageError` naming every module that does not fit, or cannot be made.
         """
-        if onto is None:
-            return hierarchy.unflatten(self, copy=copy)
-        return hierarchy.unflatten_onto(self, onto, copy=copy)
+        return hierarchy.unflatten(self, onto=onto, copy=copy)
 
     @property
     def flat_calls(self) -> tuple[hierarchy.DissolvedCall, ...]:

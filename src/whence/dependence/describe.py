@@ -4,15 +4,16 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from whence._torch.subclasses.fully_sharded import class_as_written
+from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
+from whence._torch.subclasses.fully_sharded import class_as_written, is_of_sharding
 from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of
 from whence.dependence.snapshots import content_of_cell
 from whence.dependence.tensor_facts import facts_of
@@ -24,6 +25,7 @@ from whence.program.guards.expectations import (
     ExpectedFunction,
     ExpectedHolder,
     ExpectedTensor,
+    Hooks,
     Items,
     Reference,
     Snapshot,
@@ -207,3 +209,36 @@ def _weakly(value: object) -> Callable[[], object]:
         return weakref.ref(value)
     except TypeError:  # objects without a place for weak references are kept
         return lambda: value
+
+
+def hook_rows(module: nn.Module, wrappers: Sequence[nn.Module] = ()) -> list[tuple[str, Any]]:
+    """Every hook of a module and of what wraps it, each with its kind in words.
+
+    Those of FSDP are not among them: they only gather what a program has.
+    """
+    return [row for held in (*wrappers, module) for row in _own_hooks(held)]
+
+
+def _own_hooks(module: nn.Module) -> list[tuple[str, Any]]:
+    held = module.__dict__
+    if not any(map(held.get, HOOK_KINDS)):
+        return []
+    rows = (
+        (table, key, hook) for table in HOOK_KINDS if held.get(table) for key, hook in held[table].items()
+    )
+    return [(_kind_of_hook(held, table, key), hook) for table, key, hook in rows if not is_of_sharding(hook)]
+
+
+def _kind_of_hook(held: dict[str, Any], table: str, key: int) -> str:
+    flags = [word for flag, word in HOOK_FLAGS.get(table, {}).items() if held.get(flag, {}).get(key)]
+    return " ".join([HOOK_KINDS[table], *(f"({word})" for word in flags)])
+
+
+_NO_HOOKS = Hooks(())
+
+
+def described_hooks(rows: Sequence[tuple[str, Any]], describer: Describer) -> Hooks:
+    """Hooks by kind and function."""
+    if not rows:
+        return _NO_HOOKS
+    return Hooks(tuple((kind, describer.describe(hook)) for kind, hook in rows))

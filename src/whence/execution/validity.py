@@ -10,6 +10,7 @@ from torch import Tensor
 
 from whence import hierarchy
 from whence.dependence.asking import Failed, attempt
+from whence.dependence.observed import Left, Observed
 from whence.errors import LostState, NotCallable, UsageError
 from whence.guards import guards_of
 from whence.guards.check import Checked, check_model
@@ -19,7 +20,6 @@ from whence.guards.memory import Remembered
 from whence.program import FlatProgram
 from whence.program.guards.expectations import Entries, Expectation, ExpectedConstant, Items
 from whence.program.guards.guards import Guards
-from whence.program.guards.observed import Left, Observed
 from whence.program.guards.rows import Unguarded, Violation
 from whence.program.names import NamedOnly
 from whence.program.queries.same_operations import same_operations

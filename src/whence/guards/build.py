@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from whence._torch.observe.wrappers import seen_through, wrapper_chain
 from whence._torch.plain_values import PLAIN
 from whence._torch.subclasses.fully_sharded import class_as_written, managed_parameters
-from whence.dependence.describe import Describer, reference
-from whence.dependence.hooks import described_hooks, hook_rows
+from whence.dependence.describe import Describer, described_hooks, hook_rows, reference
 from whence.dependence.lookup import NOTHING, class_attribute, is_of_module
+from whence.dependence.observed import Observed, Read
 from whence.dependence.values import is_constant
 from whence.guards.inputs import input_guards
 from whence.guards.switches import mode_guards
@@ -27,7 +27,6 @@ from whence.program.guards.expectations import (
     Missing,
 )
 from whence.program.guards.guards import Guards
-from whence.program.guards.observed import Observed, Read
 from whence.program.guards.rows import Guard, Holder
 from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind

@@ -18,8 +18,7 @@ from whence._torch.observe.hooks import HOOK_KINDS
 from whence._torch.observe.wrappers import seen_through, wrapper_chain
 from whence._torch.plain_values import same_objects
 from whence._torch.subclasses.fully_sharded import class_as_written
-from whence.dependence.describe import Describer
-from whence.dependence.hooks import described_hooks, hook_rows
+from whence.dependence.describe import Describer, described_hooks, hook_rows
 from whence.dependence.lookup import NOTHING, class_attribute, module_attribute
 from whence.dependence.matching import Walk, difference, found_in_place
 from whence.program.guards.expectations import (

@@ -5,8 +5,7 @@ from collections.abc import Container, Iterator, Sequence
 from whence._torch.autograd.mode_questions import GRAD
 from whence._torch.autograd.switches import READ
 from whence._torch.observe.hooks import global_hooks
-from whence.dependence.describe import Describer
-from whence.dependence.hooks import described_hooks
+from whence.dependence.describe import Describer, described_hooks
 from whence.program import FlatProgram
 from whence.program.guards.expectations import ExpectedConstant, Hooks
 from whence.program.guards.guards import GLOBAL_HOOKS

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from whence._torch.subclasses.fully_sharded import class_as_written
 from whence.dependence.describe import CALLED, function_of
 from whence.dependence.lookup import class_attribute
+from whence.dependence.observed import Observed
 from whence.dependence.values import is_constant
 from whence.program import FlatProgram
 from whence.program.guards.expectations import (
@@ -21,7 +22,6 @@ from whence.program.guards.expectations import (
     Reference,
     inside_of,
 )
-from whence.program.guards.observed import Observed
 from whence.program.guards.rows import Guard, Unguarded
 from whence.schema import GuardKind
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from whence._torch.elsewhere.recorder import told
 from whence._torch.subclasses.fully_sharded import sharding_put_aside
 from whence._torch.subclasses.wrapper_subclasses import is_composed
+from whence.dependence.observed import Observed
 from whence.program import FlatProgram
-from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.tracing.answers import Answers
 from whence.tracing.assembling.assemble import finished

@@ -13,11 +13,11 @@ import torch
 from whence._torch.autograd.mode_questions import GRAD
 from whence._torch.sizes.symbols import admit
 from whence.dependence.asking import Failed, attempt
+from whence.dependence.observed import Observed
 from whence.errors import Fault, WhenceError
 from whence.program import FlatProgram
 from whence.program.arguments.open_sizes import SizeRule, Sizes
 from whence.program.arguments.variants import in_words
-from whence.program.guards.observed import Observed
 from whence.program.queries.same_operations import same_operations
 from whence.tracing.answers import Answers, with_eager_answers
 from whence.tracing.decisions import with_decisions, with_open_numbers

@@ -35,14 +35,9 @@ class DissolvedCall:
         return f"{self.call or '(root)'}, {self.phase}: {self.reason}"
 
 
-def unflatten(program: FlatProgram, *, copy: bool = False) -> Tree:
-    """The module tree of a program, runnable and trainable."""
-    return _with_variants(program, _emitted, copy=copy)  # type: ignore[return-value]
-
-
-def unflatten_onto(program: FlatProgram, model: object, *, copy: bool = False) -> nn.Module:
-    """The module tree of a program as instances of the classes of `model`."""
-    return _with_variants(program, partial(_emitted, onto=model), copy=copy)
+def unflatten(program: FlatProgram, *, onto: object = None, copy: bool = False) -> Tree:
+    """The module tree of a program, runnable and trainable; `onto` a model, as instances of its classes."""
+    return _with_variants(program, partial(_emitted, onto=onto), copy=copy)  # type: ignore[return-value]
 
 
 def flat_module(program: FlatProgram, *, copy: bool = False) -> Tree:

@@ -28,10 +28,10 @@ from whence._torch.plain_values import PLAIN
 from whence._torch.refusals import object_used
 from whence.dependence.code import behind
 from whence.dependence.lookup import static_attribute
+from whence.dependence.observed import Change, Left, Observed, Read
 from whence.dependence.snapshots import ATTRIBUTES, CONTAINER, Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
-from whence.program.guards.observed import Change, Left, Observed, Read
 from whence.provenance import ModulePath, Source
 from whence.tracing.reads.kept_changes import ContainerSnapshot
 from whence.tracing.reads.nondeterminism import ImpureCalls

@@ -12,8 +12,8 @@ from torch import nn
 from whence._torch.observe.attribute_reads import TABLES, own_attributes
 from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence._torch.plain_values import PLAIN, same_constant
+from whence.dependence.observed import Change, Left, Read
 from whence.dependence.snapshots import CONTAINERS, Container, Saved, content_of_slots, contents_of, slots_of
-from whence.program.guards.observed import Change, Left, Outer, Read
 from whence.tracing.reads.probes import plain
 
 _WHOLE = "__dict__"
@@ -135,7 +135,7 @@ def applied(left: Left) -> Iterator[None]:
     """Everything as the run left it, while the block runs."""
     rows = ((change, _held_by(change.holder)) for change in left.changes)
     before = [(change, held.get(change.name), change.name in held) for change, held in rows]
-    outer: list[Outer] = [row.now() for row in left.outer]
+    outer = [row.now() for row in left.outer]
     try:
         for row in left.outer:
             row.restore()

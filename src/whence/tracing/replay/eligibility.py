@@ -20,9 +20,9 @@ from whence._torch.sizes.nodes import bases_of
 from whence._torch.sizes.symbols import SYMBOLIC, shape_env_version
 from whence._torch.tensors import attributes_set_on, storage_of
 from whence.dependence.object_graph import ReachedThing, parts_of
+from whence.dependence.observed import Read
 from whence.dependence.snapshots import CONTAINERS, Saved, same_items
 from whence.dependence.tensor_facts import all_facts_of, first_difference
-from whence.program.guards.observed import Read
 from whence.schema import Phase
 from whence.tracing.assembling.aliases import memory_of
 from whence.tracing.listening.recording import Recording

@@ -11,7 +11,7 @@ from whence._torch.autograd.nodes import gradient_key
 from whence._torch.graphs import NameCounts, skip_names
 from whence._torch.pytrees import tree_unflatten
 from whence._torch.tensors import without_functions
-from whence.program.guards.observed import Read
+from whence.dependence.observed import Read
 from whence.schema import Phase
 from whence.tracing.listening.recording import Recording
 from whence.tracing.log.events import Opened

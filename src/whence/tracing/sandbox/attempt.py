@@ -11,8 +11,8 @@ from whence._torch.patching import patches_undone
 from whence._torch.record.annotations import annotations_restored
 from whence._torch.record.fake_failures import failures_unlogged
 from whence._torch.sizes.symbols import undecided_bookkeeping
+from whence.dependence.observed import Observed
 from whence.program import FlatProgram
-from whence.program.guards.observed import Observed
 from whence.tracing.recording.session import Session
 from whence.tracing.sandbox.capture_lock import take_turn
 from whence.tracing.sandbox.side_effects import take_out_kept

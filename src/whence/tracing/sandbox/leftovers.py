@@ -17,9 +17,9 @@ from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.pytrees import whole_leaves, with_whole_leaves
 from whence._torch.record.recorder import FakeTensor, Recorder
 from whence._torch.sizes.symbols import is_symbolic
+from whence.dependence.observed import Change, Left, Read
 from whence.dependence.snapshots import Saved
 from whence.errors import Fault, Place, SideEffect
-from whence.program.guards.observed import Change, Left, Read
 from whence.program.queries.marks import is_drawn, leading_to
 from whence.tracing.log.events import Marked
 from whence.tracing.reads.probes import probing
@@ -125,10 +125,7 @@ def probed(left: Left, told: Callable[[], None]) -> Left:
     Call it when everything is as it was before the run: of things outside, what has changed since is probed.
     """
     changes = tuple(replace(row, after=_probed(row.after, {}, told)) for row in left.changes)
-    outer = tuple(
-        replace(row, before=_probed(row.before, row.now().before, told)) if isinstance(row, Saved) else row
-        for row in left.outer
-    )
+    outer = tuple(replace(row, before=_probed(row.before, row.now().before, told)) for row in left.outer)
     return replace(left, changes=changes, outer=outer)
 
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from whence._torch.observe.hooks import hooks_on_gradient
 from whence._torch.subclasses.wrapper_subclasses import is_composed
+from whence.dependence.observed import Observed
 from whence.errors import UnsupportedStep
 from whence.program import FlatProgram
-from whence.program.guards.observed import Observed
 from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
 from whence.tracing.answers import Answers

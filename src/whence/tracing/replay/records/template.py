@@ -8,8 +8,8 @@ from torch import Tensor, fx
 
 from whence._torch.autograd.nodes import GradientKey
 from whence._torch.graphs import NameCounts
+from whence.dependence.observed import Read
 from whence.dependence.tensor_facts import AllFacts
-from whence.program.guards.observed import Read
 from whence.provenance import ModulePath, Source
 from whence.tracing.attribution.gradient_edges import GradientSums
 from whence.tracing.log.log import Log

@@ -15,10 +15,10 @@ from whence._torch.pytrees import TreeSpec
 from whence._torch.sizes.symbols import SizesKnown, shape_env_version
 from whence._torch.tensors import without_functions
 from whence.dependence.object_graph import ReachedThing, parts_of
+from whence.dependence.observed import Read
 from whence.dependence.snapshots import CONTAINERS, Saved, contents_of, slots_of
 from whence.dependence.tensor_facts import AllFacts, all_facts_of
 from whence.dependence.variables import Variables
-from whence.program.guards.observed import Read
 from whence.provenance import Source
 from whence.tracing.listening.recording import Recording
 

@@ -8,10 +8,9 @@ from typing import Any
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.plain_values import PLAIN
 from whence.dependence.lookup import static_attribute
-from whence.dependence.snapshots import Saved
+from whence.dependence.observed import Left, Observed, Read
 from whence.program.arguments.host_state import HostPlace
 from whence.program.arguments.optimizer_arguments import Outside
-from whence.program.guards.observed import Left, Observed, Read
 
 
 def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
@@ -24,9 +23,7 @@ def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
         return (id(own), name) in at or id(own.get(name)) in held
 
     changes = tuple(row for row in observed.left.changes if not is_left(row.holder, row.name))
-    outer = tuple(
-        row for row in observed.left.outer if not isinstance(row, Saved) or id(row.thing) not in held
-    )
+    outer = tuple(row for row in observed.left.outer if id(row.thing) not in held)
     reads = tuple(row for row in observed.reads if not is_left(row.holder, row.name))
     left = replace(observed.left, changes=changes, outer=outer) if changes or outer else Left()
     beside = tuple((row, read.source) for read in observed.reads for row in _beside(read, places))

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from whence.dependence.snapshots import Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
@@ -39,16 +40,6 @@ class Change:
     is_there: bool = True
 
 
-class Outer(Protocol):
-    """A thing outside the model's modules with a state that it once had."""
-
-    def restore(self) -> None:
-        """Give it that state."""
-
-    def now(self) -> "Outer":
-        """The same thing with its present state."""
-
-
 @dataclass(frozen=True)
 class Left:
     """What a run left behind for the next one: attributes that it read first, and things outside the model.
@@ -60,7 +51,7 @@ class Left:
     """
 
     changes: tuple[Change, ...] = ()
-    outer: tuple[Outer, ...] = ()
+    outer: tuple[Saved, ...] = ()
     names: tuple[str, ...] = ()
     place: Place = field(default_factory=Place)
     tensors: tuple[Tensor, ...] = ()
