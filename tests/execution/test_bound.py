@@ -458,7 +458,7 @@ def test_a_written_argument_is_no_other_argument() -> None:
             run(*pair)
     assert torch.equal(both, torch.ones(4))
     total = torch.ones(3)
-    with pytest.raises(CallError, match="share memory, and did not at capture"):
+    with pytest.raises(StaleCapture, match=r"args\[0\] and args\[1\] in one memory"):
         run(total, total)
     assert torch.equal(total, torch.ones(3))
 

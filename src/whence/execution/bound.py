@@ -20,7 +20,7 @@ from whence.execution.live_run import AGAIN, Live, of
 from whence.execution.running import take
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
-from whence.hierarchy.run.differentiable import laid_out
+from whence.hierarchy.emit.differentiable import laid_out
 from whence.hierarchy.value_shapes import described
 from whence.program import FlatProgram
 from whence.program.arguments.fitting import other_autocast

@@ -18,7 +18,7 @@ from whence.program.state import copy_results
 from whence.schema import Phase
 
 if TYPE_CHECKING:
-    from whence.hierarchy.run.calls import CallBody
+    from whence.hierarchy.emit.calls import CallBody
 
 
 class Tree(nn.Module):

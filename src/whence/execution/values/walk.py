@@ -12,8 +12,8 @@ from whence._torch.pytrees import tree_map_only
 from whence._torch.subclasses.fully_sharded import whole
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients
 from whence.errors import UsageError
+from whence.hierarchy.emit.differentiable import straight_through, with_gradients
 from whence.hierarchy.emit.source import run_as
-from whence.hierarchy.run.differentiable import straight_through, with_gradients
 from whence.program import FlatProgram
 from whence.program.signature import Input
 from whence.program.state import refuse_elsewhere

@@ -1,1 +1,1 @@
-"""A plan becomes modules and their code."""
+"""A plan becomes modules and the code of their calls, alone or from a caller, with and without gradients."""

@@ -9,11 +9,11 @@ from functools import partial
 from torch import nn
 
 from whence.errors import UsageError
+from whence.hierarchy.emit.calls import CallBody, Compiler
 from whence.hierarchy.emit.modules import emit
 from whence.hierarchy.plan.check import check
 from whence.hierarchy.plan.plan import ROOT_CALL, Plan
 from whence.hierarchy.plan.planning import plan
-from whence.hierarchy.run.calls import CallBody, Compiler
 from whence.hierarchy.run.captured import captured_of
 from whence.hierarchy.run.variants import keep_variant
 from whence.hierarchy.tree import Tree

@@ -20,7 +20,7 @@ from whence.program.program import FlatProgram
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:
-    from whence.hierarchy.run.calls import CallBody
+    from whence.hierarchy.emit.calls import CallBody
 
 Body = Callable[..., tuple[Any, ...]]
 """Runs a call on its module and flat values."""

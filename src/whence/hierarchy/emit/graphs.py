@@ -20,7 +20,7 @@ from whence.program.node_records import origin_of, set_origin
 from whence.schema import Phase
 
 if TYPE_CHECKING:
-    from whence.hierarchy.run.calls import CallBody
+    from whence.hierarchy.emit.calls import CallBody
 
 
 def as_graph(plan: Plan, phase: Phase, number: int) -> fx.Graph:

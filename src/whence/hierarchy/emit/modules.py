@@ -6,9 +6,9 @@ from types import MethodType
 from torch import Tensor, nn
 
 from whence.errors import Place, UsageError
+from whence.hierarchy.emit.calls import CallBody, Compiler
 from whence.hierarchy.emit.user_classes import instances
 from whence.hierarchy.plan.plan import ROOT_CALL, Plan
-from whence.hierarchy.run.calls import CallBody, Compiler
 from whence.hierarchy.run.captured import CAPTURED_MODE, captured_of
 from whence.hierarchy.tree import OWN_NAMES, Tree, TreeList, forward_as
 from whence.program import FlatProgram, ModuleRecord

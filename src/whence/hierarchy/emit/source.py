@@ -17,10 +17,10 @@ from torch import fx
 from whence._torch.graphs import nested_graph, value_inputs, with_code
 from whence._torch.operators.schemas import OpOverload, entry_point
 from whence._torch.subclasses.fully_sharded import is_distributed, whole
+from whence.hierarchy.emit.differentiable import straight_through, with_gradients
 from whence.hierarchy.plan.plan import Body, Plan
 from whence.hierarchy.run import gradient_pieces as pieces
 from whence.hierarchy.run.captured import refuse_moved
-from whence.hierarchy.run.differentiable import straight_through, with_gradients
 from whence.hierarchy.run.gradient_pieces import GradientPieces
 from whence.hierarchy.tree import TAKEN_NAMES
 from whence.program.node_records import origin_of

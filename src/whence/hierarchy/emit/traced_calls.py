@@ -30,7 +30,7 @@ from whence.program.arguments.fitting import Look
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:
-    from whence.hierarchy.run.calls import CallBody
+    from whence.hierarchy.emit.calls import CallBody
 
 _autocast_now = constant_to_tracers(autocast_state)
 _mode_now = constant_to_tracers(mode_now)

@@ -1,1 +1,1 @@
-"""Captured calls, run: alone or by their caller, with and without gradients."""
+"""What a module of the tree holds while it runs: its captured calls, what they take and give, its hooks."""

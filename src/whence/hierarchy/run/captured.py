@@ -15,7 +15,7 @@ from whence.program.state import refuse_pickling
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:
-    from whence.hierarchy.run.calls import CallBody
+    from whence.hierarchy.emit.calls import CallBody
     from whence.hierarchy.run.variants import VariantTree
 
 

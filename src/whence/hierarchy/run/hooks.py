@@ -12,7 +12,7 @@ from whence.errors import CallError
 from whence.program import Absent, Named
 
 if TYPE_CHECKING:
-    from whence.hierarchy.run.calls import CallBody
+    from whence.hierarchy.emit.calls import CallBody
 
 _UNREAD = Absent("the call does not read it, and is not given it; preserve_calls hands it in")
 

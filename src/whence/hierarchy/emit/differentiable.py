@@ -22,7 +22,7 @@ from whence.hierarchy.value_shapes import TensorDescription
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:
-    from whence.hierarchy.run.calls import CallBody
+    from whence.hierarchy.emit.calls import CallBody
 
 Needs = Mapping[str, frozenset[str]]
 

@@ -16,16 +16,16 @@ from whence._torch.subclasses.fully_sharded import whole
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients
 from whence._torch.tensors import autocast_state, without_autocast
 from whence.errors import CallError
+from whence.hierarchy.emit.differentiable import CapturedFunction, Differentiation, laid_out
+from whence.hierarchy.emit.differentiated_state import ModuleTensors
 from whence.hierarchy.emit.generated_call import GeneratedCall, carries_gradient, generated_call
 from whence.hierarchy.emit.graphs import as_graph, interpreted
+from whence.hierarchy.emit.inner_calls import ChildCall, child_call
 from whence.hierarchy.emit.source import FunctionSource, write
 from whence.hierarchy.emit.traced_calls import Alone, alone, on_proxies, plain_body, plain_call
 from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region
 from whence.hierarchy.plan.planning import plan as plan_of
-from whence.hierarchy.run.differentiable import CapturedFunction, Differentiation, laid_out
-from whence.hierarchy.run.differentiated_state import ModuleTensors
 from whence.hierarchy.run.gradient_pieces import GradientPieces, pieces_of
-from whence.hierarchy.run.inner_calls import ChildCall, child_call
 from whence.hierarchy.run.interface import GradientInterface, Interface, interface_of
 from whence.hierarchy.run.wrapper_subclasses import differentiable_leaves
 from whence.hierarchy.swap.preserved import CallPlace

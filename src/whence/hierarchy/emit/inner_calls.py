@@ -18,7 +18,7 @@ from whence.hierarchy.tree import Tree
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:
-    from whence.hierarchy.run.calls import CallBody
+    from whence.hierarchy.emit.calls import CallBody
 
 ChildCall = Callable[..., tuple[Any, ...]]
 """Makes one call of a caller's code: takes the caller's module and flat values."""
