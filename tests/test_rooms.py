@@ -70,6 +70,56 @@ def violations(path: str, source: str) -> list[str]:
     return [f"{path}:{line}: imports {other}" for line, other in imports if other not in may_import(room)]
 
 
+TWO_WAY = {
+    "_torch/autograd, _torch/observe",
+    "_torch/autograd, _torch/record",
+    "_torch/deciding, _torch/record",
+    "_torch/higher_order, _torch/record",
+    "_torch/operators, _torch/record",
+    "_torch/record, _torch/subclasses",
+}
+"""Folders of one room that still know each other: the recorder of PyTorch's calls, and what it asks."""
+
+
+def imports_at_run_time(tree: ast.Module) -> Iterator[str]:
+    """The module of every import from whence that is not for types alone."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("whence."):
+            yield str(node.module)
+
+
+def knowing_each_other(files: dict[str, str]) -> set[str]:
+    """Pairs of folders, neither inside the other, that import one another; files by their paths."""
+    known = {
+        (folder, other)
+        for path, source in files.items()
+        for module in imports_at_run_time(ast.parse(source))
+        for folder, other in [
+            (PurePath(path).parent, PurePath(module.removeprefix("whence.").replace(".", "/")).parent)
+        ]
+        if not folder.is_relative_to(other) and not other.is_relative_to(folder)
+    }
+    return {", ".join(sorted(map(str, pair))) for pair in known if pair[::-1] in known}
+
+
+def test_folders_of_a_room_do_not_know_each_other() -> None:
+    """Inside a room imports go one way, too: what is left of the other kind is listed, and goes."""
+    files = {str(file.relative_to(SOURCE)): file.read_text() for file in sorted(SOURCE.rglob("*.py"))}
+    assert knowing_each_other(files) == TWO_WAY
+
+
+def test_folders_that_know_each_other_are_found() -> None:
+    """But for what is imported for types alone, and for a folder and what lies in it."""
+    files = {"a/x/one.py": "from whence.a.y.two import f", "a/y/three.py": "from whence.a.x.one import g"}
+    assert knowing_each_other(files) == {"a/x, a/y"}
+    files["a/y/three.py"] = "if TYPE_CHECKING:\n    from whence.a.x.one import g"
+    assert knowing_each_other(files) == set()
+    assert knowing_each_other({"a/one.py": "from whence.a.x.two import f", "a/x/two.py": ""}) == set()
+
+
 def test_folders_can_be_taken_in() -> None:
     """No folder of the package holds more files than a person can take in."""
     files = Counter(file.parent.relative_to(SOURCE) for file in SOURCE.rglob("*.py"))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.program import FlatProgram
-from whence.program.queries.plain import AsJSON
+from whence.program.plain import AsJSON
 from whence.reports.cost import Cost, cost_of
 from whence.reports.devices import Device
 from whence.reports.diff import Diff, diff_of

@@ -18,7 +18,7 @@ from tests.sameness import differences, first_run
 from tests.tracing.dynamic import dynamic_case
 from tests.tracing.replay import layered, sized
 from tests.tracing.replay.layered import Stack, Stemmed
-from tests.tracing.replay.test_likeness import CASES, DIFFERS_WITH_COUNTS, MODES, blocks, made
+from tests.tracing.replay.records.test_likeness import CASES, DIFFERS_WITH_COUNTS, MODES, blocks, made
 
 SHAPES = ({0: Dim.DYNAMIC, 1: Dim.AUTO},)
 QUICK = ("t5", "checkpoint")

@@ -9,7 +9,7 @@ from rich.console import Console
 from whence.api import Program
 from whence.cli.printing import OK, print_json, print_page, signature_line, tree_table
 from whence.cli.programs import not_written, program_of, working, write_page
-from whence.program.queries.plain import plain_fields
+from whence.program.plain import plain_fields
 from whence.program.queries.printing import line
 from whence.reports.formats import FORMS as OTHERS
 from whence.reports.modules import module_report

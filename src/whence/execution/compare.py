@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whence._torch.tensors import same_bits
 from whence.execution.running import Run
-from whence.program.queries.plain import AsJSON
+from whence.program.plain import AsJSON
 
 
 @dataclass(frozen=True)

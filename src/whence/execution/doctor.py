@@ -10,7 +10,7 @@ from whence._torch.versions.finding import looked_for
 from whence._torch.versions.release import TRIED, is_tried, release
 from whence.dependence.asking import Failed, attempt
 from whence.execution.verify import Verification
-from whence.program.queries.plain import AsJSON
+from whence.program.plain import AsJSON
 
 _PACKAGES = ("whence", "transformers", "numpy")
 

@@ -22,8 +22,8 @@ from whence.execution.values.first import by_call, first_unequal
 from whence.program import FlatProgram
 from whence.program.arguments.variants import alone
 from whence.program.node_records import place_of
+from whence.program.plain import AsJSON, plain_fields
 from whence.program.queries.notebook import opening_html
-from whence.program.queries.plain import AsJSON, plain_fields
 from whence.program.state import bound_state, refuse_elsewhere, state_of_loss
 from whence.schema import InputKind
 from whence.tracing.answers import told_to

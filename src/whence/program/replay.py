@@ -9,7 +9,7 @@ from torch import fx
 
 from whence._torch.plain_values import same_objects
 from whence.program.node_records import RECORD
-from whence.program.queries.plain import AsJSON, plain_fields
+from whence.program.plain import AsJSON, plain_fields
 
 _READ: tuple[Callable[[fx.Node], Any], ...] = (
     *map(attrgetter, ("target", "args", "kwargs")),

@@ -22,9 +22,9 @@ from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import UsageError
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of
+from whence.program.plain import AsJSON
 from whence.program.queries.marks import READ_SIZES
 from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import AsJSON
 from whence.reports.devices import Device, device_of
 from whence.reports.flops import (
     Flops,

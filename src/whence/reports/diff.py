@@ -23,8 +23,8 @@ from whence._torch.pytrees import tree_flatten
 from whence.errors import UsageError
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of
+from whence.program.plain import AsJSON
 from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import AsJSON
 from whence.program.signature import describe
 from whence.reports.cost import cost_of
 from whence.reports.memory import memory_of

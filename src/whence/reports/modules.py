@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of
-from whence.program.queries.plain import AsJSON
+from whence.program.plain import AsJSON
 from whence.schema import InputKind, Phase
 
 FOLD_FROM = 3

@@ -29,7 +29,7 @@ from whence.program import (
     Structure,
 )
 from whence.program.node_records import record_of
-from whence.program.queries.plain import plain_fields
+from whence.program.plain import plain_fields
 from whence.provenance import Origin
 
 SCHEMA = 1

@@ -15,8 +15,8 @@ from rich.text import Text
 from whence.errors import UsageError
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of
+from whence.program.plain import AsJSON
 from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import AsJSON
 from whence.program.queries.selecting import select_calls
 from whence.reports.cost import RECOMPUTED, Cost, cost_of, data_named
 from whence.reports.devices import Device

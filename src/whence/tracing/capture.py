@@ -15,15 +15,15 @@ from whence.program import FlatProgram
 from whence.program.wellformed import check
 from whence.tracing.answers import Answers
 from whence.tracing.assembling.assemble import finished
-from whence.tracing.attribution.attribution import attribute
+from whence.tracing.assembling.attribution import attribute
+from whence.tracing.attempt import attempted
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED
 from whence.tracing.decisions import DECIDES
 from whence.tracing.lazy_modules import materialised
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import mode_of, record
 from whence.tracing.recording.session import Session
-from whence.tracing.replay.reuse import Reuse, until_it_holds
-from whence.tracing.sandbox.attempt import attempted
+from whence.tracing.reuse import Reuse, until_it_holds
 from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_inference_mode
 from whence.tracing.target.elsewhere import moved

@@ -14,7 +14,7 @@ import whence
 from tests.sameness import differences, first_run
 from tests.tracing.replay import outside
 from tests.tracing.replay.layered import WIDTH, Block
-from tests.tracing.replay.test_likeness import MODES
+from tests.tracing.replay.records.test_likeness import MODES
 
 
 @pytest.fixture(autouse=True)

@@ -23,11 +23,11 @@ from whence.execution.values.walk import Given, detached, inputs_of, walk
 from whence.program import FlatProgram, Named
 from whence.program.calls import Leaf
 from whence.program.node_records import origin_of, record_of
-from whence.program.queries.plain import AsJSON, plain_fields
+from whence.program.plain import AsJSON, plain_fields
 from whence.program.signature import describe
 from whence.provenance import CallSite, Origin
 from whence.schema import InputKind, Phase
-from whence.tracing.recording.call_names import CallNames
+from whence.tracing.listening.call_names import CallNames
 from whence.tracing.target.subject import Subject
 
 

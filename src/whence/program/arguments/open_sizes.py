@@ -16,7 +16,7 @@ from torch import Tensor
 
 from whence._torch.sizes.exported_sizes import Limits, Multiple, is_number, multiple_of
 from whence._torch.sizes.symbols import is_symbolic, names_in, number_of, spelled
-from whence.program.queries.plain import AsJSON, plain_fields
+from whence.program.plain import AsJSON, plain_fields
 from whence.provenance import ModulePath, Source
 
 if TYPE_CHECKING:

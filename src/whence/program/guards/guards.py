@@ -8,8 +8,8 @@ from typing import Any
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, ExpectedTensor, Reference
 from whence.program.guards.rows import Guard, Holder, Unguarded
+from whence.program.plain import AsJSON, plain_fields
 from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import AsJSON, plain_fields
 from whence.schema import GuardKind
 
 STRUCTURE = "the arguments"

@@ -15,7 +15,7 @@ from whence.program.guards.expectations import (
     Missing,
     Reference,
 )
-from whence.program.queries.plain import AsJSON, plain_fields
+from whence.program.plain import AsJSON, plain_fields
 from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind, Strictness
 

@@ -9,8 +9,8 @@ from torch import fx
 
 from whence._torch.operators.schemas import op_name
 from whence.program.node_records import origin_of
+from whence.program.plain import AsJSON, plain_fields
 from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import AsJSON, plain_fields
 
 _MOST_CALLS = 4
 

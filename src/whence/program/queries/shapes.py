@@ -9,7 +9,7 @@ from torch import Tensor
 from whence._torch.sizes.symbols import is_symbolic, names_of_sizes
 from whence.program.arguments.open_sizes import Sized, SizeRule, sized
 from whence.program.arguments.variants import in_words
-from whence.program.queries.plain import AsJSON, plain_fields
+from whence.program.plain import AsJSON, plain_fields
 from whence.program.signature import SHORT_DTYPES, Output
 from whence.schema import InputKind, OutputKind
 

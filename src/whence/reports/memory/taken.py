@@ -13,8 +13,8 @@ from typing import Any
 from whence._torch.operators.schemas import op_name
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of, place_of
+from whence.program.plain import AsJSON
 from whence.program.queries.notebook import OpensInNotebook
-from whence.program.queries.plain import AsJSON
 from whence.reports.cost import checked_sizes, data_named
 from whence.reports.memory.formulas import formulas_in
 from whence.reports.memory.storages import Storages, alive_in, has_memory_of_its_own, measured_if, row_of

@@ -44,22 +44,22 @@ from whence.rewriting.functionalize import Functional, functionalize
 from whence.rewriting.simplify import drop_unused, order_placeholders, placeholders_of
 from whence.schema import OutputKind, Phase, TensorFact
 from whence.tracing.assembling.asked import asked_of_inputs
-from whence.tracing.assembling.leaves import BETWEEN_RESULTS, mark_leaves
-from whence.tracing.assembling.reshapes import decide_again, rule_out_ones
-from whence.tracing.assembling.shared_memory import refuse_shared_writes, refuse_tied
-from whence.tracing.assembling.signature_rows import GraphValues, signature_of, wholes_of
-from whence.tracing.assembling.size_rules import with_sizes
-from whence.tracing.attribution.attribution import (
+from whence.tracing.assembling.attribution import (
     attribute_branches,
     custom_functions,
     reuse_random_draws,
     without_operators,
 )
+from whence.tracing.assembling.leaves import BETWEEN_RESULTS, mark_leaves
+from whence.tracing.assembling.reshapes import decide_again, rule_out_ones
+from whence.tracing.assembling.shared_memory import refuse_shared_writes, refuse_tied
+from whence.tracing.assembling.signature_rows import GraphValues, signature_of, wholes_of
+from whence.tracing.assembling.size_rules import with_sizes
 from whence.tracing.attribution.gradient_edges import GradientSums
 from whence.tracing.attribution.wrapper_subclasses import OPAQUE
+from whence.tracing.listening.call_names import CallNames
 from whence.tracing.log.events import Opened
 from whence.tracing.log.log import ran_without
-from whence.tracing.recording.call_names import CallNames
 from whence.tracing.recording.run import Recorded
 from whence.tracing.replay.records.expand import Exchanged, expand
 from whence.tracing.target.example import Example

@@ -9,9 +9,9 @@ from whence._torch.record.annotations import note_annotations
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.attribution.stopped_gradients import Cuts
-from whence.tracing.listening.hook_lines import Watch
 from whence.tracing.listening.running import Running
 from whence.tracing.log.events import Lost, Marked
+from whence.tracing.sandbox.hook_lines import Watch
 from whence.tracing.source_lines import SourceFinder
 
 

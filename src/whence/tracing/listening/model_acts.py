@@ -14,11 +14,11 @@ from whence.errors import CaptureError, Place
 from whence.program import ModeQuery
 from whence.schema import Phase, TensorFact
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED, refuse_lost_gradient
+from whence.tracing.listening.branches import Branches
+from whence.tracing.listening.data_dependence import data_dependent, required, tensors_read, value_of
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.log.events import DtypeQueried, Lost, MetComposed, ModeQueried, TensorAsked
-from whence.tracing.recording.branches import Branches
-from whence.tracing.recording.data_dependence import data_dependent, required, tensors_read, value_of
-from whence.tracing.replay.objections import composite_opened
+from whence.tracing.objections import composite_opened
 from whence.tracing.source_lines import frame_outside
 
 

@@ -13,8 +13,8 @@ from whence.errors import CaptureError, Place
 from whence.provenance import ModulePath, Source
 from whence.provenance.places import PROGRAM
 from whence.tracing.answers import Answers
+from whence.tracing.listening.data_dependence import refused_size
 from whence.tracing.listening.running import Running
-from whence.tracing.recording.data_dependence import refused_size
 from whence.tracing.source_lines import SourceFinder
 
 _SHOWN = 3

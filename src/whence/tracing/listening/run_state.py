@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 from whence.tracing.answers import Answers
 from whence.tracing.attribution.stopped_gradients import Cuts
-from whence.tracing.listening.hook_lines import Watch
+from whence.tracing.listening.call_names import CallNames
 from whence.tracing.listening.marking import Marking
 from whence.tracing.listening.places import Places
 from whence.tracing.listening.running import Running
 from whence.tracing.log.log import Log
+from whence.tracing.objections import Objections
 from whence.tracing.reads.attribute_reads import Reads
 from whence.tracing.reads.nondeterminism import ImpureCalls
-from whence.tracing.recording.call_names import CallNames
-from whence.tracing.replay.objections import Objections
-from whence.tracing.replay.reuse import Reuse
+from whence.tracing.reuse import Reuse
+from whence.tracing.sandbox.hook_lines import Watch
 from whence.tracing.sandbox.module_snapshot import Lines
 from whence.tracing.sandbox.random_states import RandomStates
 from whence.tracing.sandbox.undo import Interrupts

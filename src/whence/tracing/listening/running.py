@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor, fx, nn
 from torch.autograd.graph import Node
 
+from whence._torch.autograd.calls_not_run import calls_behind
 from whence._torch.autograd.derivatives import as_eager_takes_it
 from whence._torch.autograd.nodes import GradientKey, keys_out, next_sequence_number
 from whence._torch.record.recorder import Recorder
@@ -18,7 +19,6 @@ from whence.tracing.attribution.gradient_edges import as_own_nodes
 from whence.tracing.attribution.wrapper_subclasses import in_parts
 from whence.tracing.log.events import Drew, Moved, Opened, Stepped
 from whence.tracing.log.log import Log
-from whence.tracing.replay.differentiating import calls_behind
 
 
 @dataclass

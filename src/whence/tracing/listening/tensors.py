@@ -14,9 +14,9 @@ from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.program import Absent, Constant, Named, Structure
 from whence.tracing.attribution.wrapper_subclasses import keys_of_parts
+from whence.tracing.listening.branches import Branches
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.log.events import Announced, Crossed
-from whence.tracing.recording.branches import Branches
 
 
 class RunTensors:

@@ -14,7 +14,7 @@ from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence._torch.plain_values import PLAIN, same_constant
 from whence.dependence.observed import Change, Left, Read
 from whence.dependence.snapshots import CONTAINERS, Container, Saved, content_of_slots, contents_of, slots_of
-from whence.tracing.reads.probes import plain
+from whence.tracing.sandbox.probes import plain
 
 _WHOLE = "__dict__"
 _TABLES = (*HOOK_KINDS, *(flag for flags in HOOK_FLAGS.values() for flag in flags))

@@ -16,8 +16,8 @@ from whence.schema import Phase, Quality
 from whence.tracing.attribution.gradient_edges import GradientSums
 from whence.tracing.log.events import Marked
 from whence.tracing.log.log import Log
+from whence.tracing.objections import Doubt
 from whence.tracing.recording.session import Session
-from whence.tracing.replay.objections import Doubt
 from whence.tracing.replay.records.expand import expand
 from whence.tracing.replay.records.markers import Markers
 

@@ -39,18 +39,18 @@ from whence.program.arguments.convention import parts_in
 from whence.program.names import state_name
 from whence.program.signature import Input, Part
 from whence.schema import InputKind, Phase
+from whence.tracing.listening.data_dependence import INPUT, formula_decides
 from whence.tracing.listening.run_state import RunState, run_state
 from whence.tracing.log.events import InputNamed, LossHolds, Lost
+from whence.tracing.objections import result_opened
 from whence.tracing.recording.backward import Backward, differentiate
-from whence.tracing.recording.data_dependence import INPUT, formula_decides
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.session import Session, new_session
-from whence.tracing.replay.objections import result_opened
+from whence.tracing.recording.side_effects import SideEffects
 from whence.tracing.replay.records.rehearsal import rehearsed
-from whence.tracing.replay.reuse import Reuse
+from whence.tracing.reuse import Reuse
 from whence.tracing.sandbox.leftovers import RunValues
 from whence.tracing.sandbox.module_snapshot import Lines, changes_reported, kept_of, reassigned_buffers
-from whence.tracing.sandbox.side_effects import SideEffects
 from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.source_lines import SourceFinder, beginning_of
 from whence.tracing.target.caches import open_caches

@@ -10,16 +10,16 @@ from whence._torch.elsewhere.recorder import recorder_for
 from whence._torch.elsewhere.target import Elsewhere
 from whence._torch.function_tracer import FunctionTracer
 from whence._torch.record.recorder import FakeTensorMode
+from whence.tracing.listening.branches import Branches
 from whence.tracing.listening.model_acts import ModelActs
-from whence.tracing.listening.module_calls import ModuleCalls
 from whence.tracing.listening.operations import Operations
 from whence.tracing.listening.recording import Recording
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.listening.running import Passes
 from whence.tracing.listening.tensors import RunTensors
-from whence.tracing.recording.branches import Branches
+from whence.tracing.recording.module_calls import ModuleCalls
 from whence.tracing.replay.replay import Replay, replay_of
-from whence.tracing.replay.reuse import Reuse
+from whence.tracing.reuse import Reuse
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from whence._torch.autograd.calls_not_run import is_stand_in
 from whence._torch.autograd.nodes import derivative_of_its_own, made_since
 from whence._torch.autograd.switches import modes_now
 from whence._torch.observe.attribute_reads import NOTHING
@@ -23,12 +24,11 @@ from whence.dependence.object_graph import ReachedThing, parts_of
 from whence.dependence.observed import Read
 from whence.dependence.snapshots import CONTAINERS, Saved, same_items
 from whence.dependence.tensor_facts import all_facts_of, first_difference
+from whence.rewriting.aliases import memory_of
 from whence.schema import Phase
-from whence.tracing.assembling.aliases import memory_of
 from whence.tracing.listening.recording import Recording
 from whence.tracing.log.log import Log
-from whence.tracing.replay.differentiating import is_stand_in
-from whence.tracing.replay.likeness import COMPUTED, Conditions, Look, held, place_of
+from whence.tracing.replay.records.likeness import COMPUTED, Conditions, Look, held, place_of
 from whence.tracing.replay.records.watched_call import (
     MIN_OPERATORS,
     SMALL,

@@ -10,9 +10,9 @@ from whence.tracing.listening.recording import Recording
 from whence.tracing.replay.records.markers import Markers
 from whence.tracing.replay.records.records import Records
 from whence.tracing.replay.replayer import Replayer
-from whence.tracing.replay.reuse import Reuse
 from whence.tracing.replay.stand_ins import StandInWriter
 from whence.tracing.replay.trials import Trials
+from whence.tracing.reuse import Reuse
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from whence._torch.subclasses.fully_sharded import class_as_written
 from whence._torch.tensors import autocast_state, without_functions
 from whence.program.replay import ClassReplay, Replays
 from whence.tracing.listening.recording import Recording
-from whence.tracing.replay.likeness import Different, Likeness, likeness
+from whence.tracing.replay.records.likeness import Different, Likeness, likeness
 from whence.tracing.replay.records.template import Template
 from whence.tracing.replay.records.watched_call import SMALL, CallArguments, Unfit
-from whence.tracing.replay.reuse import Reuse
+from whence.tracing.reuse import Reuse
 
 
 @dataclass(frozen=True)

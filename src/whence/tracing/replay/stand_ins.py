@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, is_grad_enabled
 
+from whence._torch.autograd.calls_not_run import Calls, linked
 from whence._torch.autograd.nodes import gradient_key
 from whence._torch.graphs import NameCounts, skip_names
 from whence._torch.pytrees import tree_unflatten
@@ -15,9 +16,8 @@ from whence.dependence.observed import Read
 from whence.schema import Phase
 from whence.tracing.listening.recording import Recording
 from whence.tracing.log.events import Opened
-from whence.tracing.replay.differentiating import Calls, linked
-from whence.tracing.replay.likeness import COMPUTED, Likeness
-from whence.tracing.replay.objections import Doubt
+from whence.tracing.objections import Doubt
+from whence.tracing.replay.records.likeness import COMPUTED, Likeness
 from whence.tracing.replay.records.records import Records
 from whence.tracing.replay.records.rehearsal import rehearsal_for
 from whence.tracing.replay.records.template import Application, Differentiated, Rehearsal, Template

@@ -22,8 +22,8 @@ from whence.dependence.snapshots import Saved
 from whence.errors import Fault, Place, SideEffect
 from whence.program.queries.marks import is_drawn, leading_to
 from whence.tracing.log.events import Marked
-from whence.tracing.reads.probes import probing
 from whence.tracing.sandbox.module_snapshot import contains_fakes, fakes_in
+from whence.tracing.sandbox.probes import probing
 
 _MANY = 500
 """How many more entries a container gets that every run fills further, as after so many runs."""

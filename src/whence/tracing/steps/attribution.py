@@ -13,7 +13,7 @@ from whence._torch.operators.schemas import written_nodes
 from whence.program.node_records import set_origin
 from whence.provenance import CallSite, ModulePath, Origin
 from whence.schema import Phase
-from whence.tracing.attribution.attribution import attribute_rest, attribute_steps, seen
+from whence.tracing.assembling.attribution import attribute_rest, attribute_steps, seen
 from whence.tracing.attribution.gradient_edges import GradientSums, follow
 from whence.tracing.log.log import first_of_each_moment
 from whence.tracing.steps.notes import StepNotes

@@ -17,10 +17,10 @@ from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
 from whence.tracing.answers import Answers
 from whence.tracing.assembling.assemble import finished
+from whence.tracing.attempt import attempted
 from whence.tracing.decisions import DECIDES
 from whence.tracing.recording.partial import keeping_what_was_recorded
-from whence.tracing.replay.reuse import Reuse, until_it_holds
-from whence.tracing.sandbox.attempt import attempted
+from whence.tracing.reuse import Reuse, until_it_holds
 from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.enclosed_state import begin_scales, scales_of

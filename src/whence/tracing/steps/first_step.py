@@ -24,7 +24,7 @@ from whence.program.arguments.optimizer_arguments import (
     is_number,
 )
 from whence.schema import Phase
-from whence.tracing.replay.reuse import AnotherAttempt, Reuse
+from whence.tracing.reuse import AnotherAttempt, Reuse
 from whence.tracing.steps.counters import Counter, GroupKey, better_guess, first_guess
 from whence.tracing.steps.enclosed_state import refuse_changed
 from whence.tracing.steps.host.host_run import HostAssumptions

@@ -28,19 +28,19 @@ from whence._torch.sizes.numbers import as_node
 from whence.errors import CaptureError, DataDependent, Place, UnsupportedStep
 from whence.program.signature import Input
 from whence.schema import InputKind, Phase
+from whence.tracing.listening.branches import Branches
+from whence.tracing.listening.data_dependence import NO_NUMBERS, value_of
 from whence.tracing.listening.model_acts import ModelActs
-from whence.tracing.listening.module_calls import ModuleCalls
 from whence.tracing.listening.operations import Operations
 from whence.tracing.listening.recording import Recording
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.listening.running import Passes
 from whence.tracing.listening.tensors import RunTensors
 from whence.tracing.log.events import GradientKept, InputNamed, Reconsidered
-from whence.tracing.recording.branches import Branches
-from whence.tracing.recording.data_dependence import NO_NUMBERS, value_of
+from whence.tracing.recording.module_calls import ModuleCalls
 from whence.tracing.recording.session import Session
 from whence.tracing.replay.replay import replay_of
-from whence.tracing.replay.reuse import AnotherAttempt, Reuse
+from whence.tracing.reuse import AnotherAttempt, Reuse
 from whence.tracing.steps.counters import roots_of
 from whence.tracing.steps.host.schedules import Scheduled
 from whence.tracing.steps.notes import BackwardRun, StepNotes

@@ -21,7 +21,7 @@ from whence.schema import Phase
 from whence.tracing.attribution.gradient_edges import GradientSums
 from whence.tracing.log.events import Gave, TensorAsked, Took
 from whence.tracing.log.log import Log
-from whence.tracing.replay.objections import Doubt
+from whence.tracing.objections import Doubt
 from whence.tracing.replay.records.links import Link, Links, adjoints_of, links_of, settled
 from whence.tracing.replay.records.recipes import Recipe, RecipeRun, RecipeWriter, Section, Written
 from whence.tracing.replay.records.records import Records

@@ -13,7 +13,7 @@ from whence.provenance import CallSite, Origin
 from whence.provenance.places import PROGRAM
 from whence.rewriting.functionalize import Functional
 from whence.tracing.log.events import Opened
-from whence.tracing.replay.objections import Doubt
+from whence.tracing.objections import Doubt
 from whence.tracing.replay.records.template import Application, Template
 from whence.tracing.replay.records.watched_call import Counts
 

@@ -7,7 +7,7 @@ from torch import fx
 
 from whence.schema import Phase
 from whence.tracing.log.events import Marked
-from whence.tracing.replay.objections import Doubt
+from whence.tracing.objections import Doubt
 from whence.tracing.replay.records.markers import Markers
 from whence.tracing.replay.records.template import Application, Rehearsal, Template
 

@@ -13,7 +13,7 @@ from whence.dependence.tensor_facts import AllFacts
 from whence.provenance import ModulePath, Source
 from whence.tracing.attribution.gradient_edges import GradientSums
 from whence.tracing.log.log import Log
-from whence.tracing.replay.likeness import Conditions
+from whence.tracing.replay.records.likeness import Conditions
 from whence.tracing.replay.records.watched_call import Border, Counts, Outcome, Start
 
 

@@ -24,7 +24,7 @@ from whence.program.calls import Constant, Named, Structure
 from whence.program.names import PREFIXES, as_name
 from whence.schema import InputKind
 from whence.tracing.recording.run import PutValue
-from whence.tracing.replay.reuse import AnotherAttempt
+from whence.tracing.reuse import AnotherAttempt
 from whence.tracing.steps.enclosed_state import Enclosed, owners_of, refuse_changed
 from whence.tracing.steps.host.changes import HostChange, changes_of, is_of_modules, places_in
 from whence.tracing.steps.host.memory import lies_in, refuse_alias, refuse_shared_memory

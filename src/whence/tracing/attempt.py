@@ -14,8 +14,8 @@ from whence._torch.sizes.symbols import undecided_bookkeeping
 from whence.dependence.observed import Observed
 from whence.program import FlatProgram
 from whence.tracing.recording.session import Session
+from whence.tracing.recording.side_effects import take_out_kept
 from whence.tracing.sandbox.capture_lock import take_turn
-from whence.tracing.sandbox.side_effects import take_out_kept
 from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.target.example import Given
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from torch import fx, nn
 from torch.autograd.graph import Node
 
+from whence._torch.autograd.calls_not_run import is_stand_in
 from whence._torch.autograd.nodes import derivative_of_its_own, nodes_below, sequence_number
 from whence._torch.graphs import nested_graph
 from whence._torch.higher_order.function_graphs import stop_playing
@@ -27,7 +28,6 @@ from whence.tracing.attribution.gradient_edges import GradientSums, Sum, follow
 from whence.tracing.log.events import Stepped
 from whence.tracing.log.log import Log, first_of_each_moment, maker_of
 from whence.tracing.recording.run import Recorded
-from whence.tracing.replay.differentiating import is_stand_in
 
 Redraws = Mapping[fx.Node, fx.Node | None]
 

@@ -12,10 +12,10 @@ from whence._torch.observe.module_calls import ObservedCall
 from whence.program import Structure
 from whence.provenance import CallSite
 from whence.schema import Phase
+from whence.tracing.listening.branches import Branches
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.listening.tensors import RunTensors
 from whence.tracing.log.events import Gave, Opened, Took
-from whence.tracing.recording.branches import Branches
 from whence.tracing.replay.records.watched_call import CallArguments
 from whence.tracing.replay.replay import Replay
 from whence.tracing.replay.replayer import Alike, Watched

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import whence
-from whence.program.queries.plain import AsJSON
+from whence.program.plain import AsJSON
 
 X = torch.randn(6, 4)
 NAMES = ["program", "report", "cost", "memory", "diff", "verification", "guards", "shapes"]

@@ -24,8 +24,8 @@ from whence._torch.observe.generators import (
 from whence._torch.sizes.drawn_numbers import are_whole_or_one, draw_of
 from whence._torch.tensors import writes_to
 from whence.errors import Fault, LostState, Place, SideEffect
+from whence.tracing.objections import Doubt
 from whence.tracing.recording.session import Session
-from whence.tracing.replay.objections import Doubt
 from whence.tracing.sandbox.leftovers import take_out
 from whence.tracing.target.subject import Subject
 

@@ -46,11 +46,11 @@ from whence.errors import Place, UnsupportedMutation, UnsupportedOperator, Whenc
 from whence.program.node_records import has_origin, origin_of, set_origin
 from whence.provenance import Origin
 from whence.provenance.places import PROGRAM
+from whence.rewriting.aliases import memory_of
 from whence.rewriting.cut_gradients import cut_gradients
 from whence.rewriting.functionalize import Functional, functionalize
 from whence.rewriting.simplify import drop_unused, order_placeholders
 from whence.schema import Phase
-from whence.tracing.assembling.aliases import memory_of
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.log.events import Marked
 from whence.tracing.log.log import ran_without

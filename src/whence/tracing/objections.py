@@ -7,7 +7,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from whence._torch.tensors import without_functions, writes_to
-from whence.tracing.replay.reuse import AnotherAttempt, Reuse
+from whence.tracing.reuse import AnotherAttempt, Reuse
 
 
 class Doubt(AnotherAttempt):
