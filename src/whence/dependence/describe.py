@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence._torch.subclasses.fully_sharded import class_as_written, is_of_sharding
+from whence._torch.subclasses.spread import described
 from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of
 from whence.dependence.snapshots import content_of_cell
 from whence.dependence.tensor_facts import facts_of
@@ -191,11 +192,12 @@ def closure_of(function: Any) -> list[Any]:
 def expected_tensor(
     tensor: Tensor, number: int = -1, target: Callable[[], object] | None = None
 ) -> ExpectedTensor:
-    """Everything about a tensor but its numbers."""
-    composition = layout_of(tensor) if is_composed(tensor) else None
-    names = () if composition is None else composition.names
-    parts = tuple(expected_tensor(getattr(tensor, name)) for name in names)
-    return ExpectedTensor(facts_of(tensor), number, target, composition, parts)
+    """Everything about a tensor but its numbers; how a DTensor is spread, as data."""
+    if not is_composed(tensor):
+        return ExpectedTensor(facts_of(tensor), number, target)
+    layout = layout_of(tensor)
+    parts = tuple(expected_tensor(getattr(tensor, name)) for name in layout.names)
+    return ExpectedTensor(facts_of(tensor), number, target, described(layout) or layout, parts)
 
 
 def reference(value: object) -> Reference:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from whence._torch.plain_values import PLAIN_IN_WHOLE, TEXTS_AND_NUMBERS
+from whence._torch.subclasses.spread import content_of_spread
 
 _CONSTANT = PLAIN_IN_WHOLE | {re.Pattern, torch.finfo, torch.iinfo}
 _LIBRARIES = frozenset({"decimal", "fractions", "datetime", "uuid", "pathlib", "ipaddress", "zoneinfo"})
@@ -38,7 +39,7 @@ def is_solid(value: object) -> bool:
 
 
 def content_of(value: Any) -> object | None:
-    """What an array holds, as one comparable value; None for what is no array, or too large."""
+    """What an array holds, or a mesh is, as one comparable value; None for what is neither, or too large."""
     if isinstance(value, bytearray):
         return bytes(value) if len(value) <= _LARGEST else None
     if isinstance(value, array.array):
@@ -46,4 +47,4 @@ def content_of(value: Any) -> object | None:
     if type(value).__module__ == "numpy" and hasattr(value, "nbytes") and hasattr(value, "dtype"):
         plain = not value.dtype.hasobject and value.nbytes <= _LARGEST
         return (value.dtype.str, value.shape, value.tobytes()) if plain else None
-    return None
+    return content_of_spread(value)

@@ -10,7 +10,7 @@ from whence._torch.operators.schemas import op_name
 from whence._torch.pytrees import TreeSpec, tree_flatten
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
-from whence._torch.subclasses.wrapper_subclasses import groups_of, mesh_of, placements_of
+from whence._torch.subclasses.wrapper_subclasses import groups_of, mesh_of, place_on, placements_of
 from whence.program.node_records import origin_of
 from whence.program.queries.marks import is_drawn
 from whence.program.queries.notebook import OpensInNotebook
@@ -26,7 +26,7 @@ class Part:
     `_local_tensor`, or `a.scale` where its parts are made of others, too. `requires_grad` is what the whole
     does: its gradient is made of those of its parts. Of a DTensor `mesh` has the axes of its mesh, each with
     its name (or number) and how many devices it has, and `placements` how the tensor is spread over each;
-    `groups` are the names of their process groups.
+    `groups` are the names of their process groups, and `place` is where on the axes this process was.
     """
 
     whole: str
@@ -36,13 +36,14 @@ class Part:
     mesh: tuple[tuple[str, int], ...] = ()
     placements: tuple[str, ...] = ()
     groups: tuple[str, ...] = field(default=(), compare=False)
+    place: tuple[int, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(cls, whole: str, tensor: Any, access: str, *, requires_grad: bool = False) -> "Part":
         """The part of a tensor to which `access` leads."""
         kind, mesh = type(tensor).__name__, mesh_of(tensor)
-        groups = groups_of(tensor.device_mesh) if mesh else ()
-        return cls(whole, kind, access, requires_grad, mesh, placements_of(tensor), groups)
+        groups, place = (groups_of(tensor.device_mesh), place_on(tensor.device_mesh)) if mesh else ((), ())
+        return cls(whole, kind, access, requires_grad, mesh, placements_of(tensor), groups, place)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

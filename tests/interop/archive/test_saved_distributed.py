@@ -1,5 +1,7 @@
 """Programs of models that are spread over processes: files hold the tensors of one, and how they lie."""
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +22,15 @@ from whence.errors import UsageError
 X = torch.randn(3, 4)
 
 
+def process(rank: int) -> None:
+    """Be one of four processes."""
+    dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+
+
 @pytest.fixture
 def world() -> Iterator[None]:
     """Four processes, of which this is one."""
-    dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+    process(0)
     yield
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -43,10 +50,6 @@ def squares(out: torch.Tensor) -> torch.Tensor:
     return out.pow(2).sum()
 
 
-def without_guards(program: whence.Program) -> dict[str, Any]:
-    return {key: value for key, value in program.to_dict().items() if key != "guards"}
-
-
 def saved(model: nn.Module, args: tuple[Any, ...], path: Path, **options: Any) -> whence.Program:
     program = whence.capture(model, args, **options)
     program.save(path)
@@ -59,7 +62,7 @@ def test_it_can_be_looked_at_without_processes(world: None, tmp_path: Path) -> N
     program = saved(spread(mesh["tp"]), (X,), tmp_path / "p.whence", backward=squares)
     dist.destroy_process_group()
     after = whence.load(tmp_path / "p.whence")
-    assert str(after) == str(program) and without_guards(after) == without_guards(program)
+    assert str(after) == str(program) and after.to_dict() == program.to_dict()
     assert str(after.report()) == str(program.report()) and after.diff(program).ok
     assert after.input("0.weight").part == program.input("0.weight").part
     row = after.to_dict()["inputs"][0]["part"]
@@ -68,7 +71,7 @@ def test_it_can_be_looked_at_without_processes(world: None, tmp_path: Path) -> N
         with pytest.raises(UsageError, match="a mesh with the axes tp of 2"):
             run()
     after.save(tmp_path / "again.whence")
-    assert without_guards(whence.load(tmp_path / "again.whence")) == without_guards(program)
+    assert whence.load(tmp_path / "again.whence").to_dict() == program.to_dict()
 
 
 def test_it_runs_with_a_model_that_is_spread_alike(world: None, tmp_path: Path) -> None:
@@ -98,6 +101,58 @@ def test_a_model_that_is_spread_otherwise_is_refused(world: None, tmp_path: Path
         whence.load(tmp_path / "p.whence", model=spread(others["tp"]))
     with pytest.raises(UsageError, match="does not fit the model: 2"):
         whence.load(tmp_path / "p.whence", model=spread(mesh["tp"], rows=False))
+
+
+@pytest.mark.parametrize("backward", [False, True, squares])
+def test_guards_speak_of_how_it_is_spread(world: None, backward: Any, tmp_path: Path) -> None:
+    """Placements and meshes, of parameters and of what the hooks hold, are compared by what they are."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+    program = saved(spread(mesh), (X,), tmp_path / "p.whence", backward=backward)
+    model = spread(mesh)
+    after = whence.load(tmp_path / "p.whence", model=model)
+    assert str(after.guards) == str(program.guards)
+    for each in (program, after):
+        assert each.check(model, (X,)) == []
+        assert {guard.guard.what for guard in each.check(spread(mesh, rows=False), (X,))} >= {"2.weight"}
+    assert after.under(loss_function=program.loss_function).verify(model, (X,)).ok
+
+
+RUN = """
+import sys
+import whence
+from tests.interop.archive.test_saved_distributed import X, init_device_mesh, process, spread, squares
+from whence import api
+
+made, real = [], api.capture
+api.capture = lambda *args, **kwargs: made.append(args) or real(*args, **kwargs)
+process(int(sys.argv[2]))
+model = spread(init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"])
+for backward in (False, squares):
+    program = whence.cached(model, (X,), directory=sys.argv[1], backward=backward)
+    assert program.check(model, (X,)) == []
+    program.module()(X)
+print(len(made))
+try:
+    whence.load(sys.argv[3], model=model)
+except whence.UsageError as error:
+    print(error)
+"""
+
+
+def test_other_runs_and_other_processes(world: None, tmp_path: Path) -> None:
+    """What `whence.cached` kept in a run is used in the next one of that process. In another process it is
+    not, nor does it load there: the graph has the part of one.
+    """
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["tp"]
+    saved(spread(mesh), (X,), tmp_path / "p.whence")
+
+    def run(rank: int) -> list[str]:
+        command = [sys.executable, "-c", RUN, str(tmp_path / "cache"), str(rank), str(tmp_path / "p.whence")]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    assert (run(0), run(0)) == (["2"], ["0"])
+    captures, refusal, *_ = run(1)
+    assert captures == "2" and "at the place 1)" in refusal
 
 
 def test_distributed_arguments_and_results(world: None, tmp_path: Path) -> None:

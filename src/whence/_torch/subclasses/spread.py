@@ -4,8 +4,9 @@ What leads to a mesh is its groups: collectives in a graph name them.
 """
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import torch
@@ -13,18 +14,20 @@ from torch import SymInt
 
 from whence._torch.pytrees import TreeSpec
 from whence._torch.subclasses.fully_sharded import is_distributed, is_distributed_class
-from whence._torch.subclasses.wrapper_subclasses import Composition, axes_of, groups_of
+from whence._torch.subclasses.wrapper_subclasses import Composition, axes_of, groups_of, place_on
 
 _DISTRIBUTED, _MESH = "torch.distributed.tensor", "device_mesh"
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """The mesh of a DTensor: its kind of device, the axes with their sizes, and the groups of these."""
+    """The mesh of a DTensor: its kind of device, the axes with their sizes, the groups of these, and where on
+    them this process is."""
 
     device: str
     axes: tuple[tuple[str, int], ...]
     groups: tuple[str, ...]
+    place: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -37,10 +40,26 @@ class Spread:
     order: str
     dtype: torch.dtype
 
+    def __str__(self) -> str:
+        axes = zip(self.placements, self.mesh.axes, strict=False)
+        words = ", ".join(f"{placement} over {name} of {size}" for placement, (name, size) in axes)
+        return f"{words} (groups {', '.join(self.mesh.groups)}, place {', '.join(map(str, self.mesh.place))})"
+
 
 def mesh_facts(mesh: Any) -> Mesh:
     """What is known of a mesh."""
-    return Mesh(mesh.device_type, axes_of(mesh), groups_of(mesh))
+    return Mesh(mesh.device_type, axes_of(mesh), groups_of(mesh), place_on(mesh))
+
+
+def content_of_spread(value: Any) -> object | None:
+    """What a mesh is, or a placement over one, as one comparable value; None for anything else."""
+    library: Any = sys.modules.get(_DISTRIBUTED)
+    if library is None:
+        return None
+    if isinstance(value, library.DeviceMesh):
+        return astuple(mesh_facts(value))
+    is_ours = isinstance(value, library.Placement) and type(value).__module__.startswith(library.__name__)
+    return repr(value) if is_ours else None
 
 
 def meshes_of(tensors: Iterable[Any]) -> dict[Mesh, Any]:

@@ -316,8 +316,16 @@ def axes_of(mesh: Any) -> tuple[tuple[str, int], ...]:
 
 
 def groups_of(mesh: Any) -> tuple[str, ...]:
-    """The names of the process groups of its axes, by which collectives in a graph reach them."""
-    return tuple(mesh.get_group(axis).group_name for axis in range(mesh.ndim))
+    """The names of the process groups of its axes, by which a graph reaches them, if they are there."""
+    try:
+        return tuple(mesh.get_group(axis).group_name for axis in range(mesh.ndim))
+    except RuntimeError:
+        return ()
+
+
+def place_on(mesh: Any) -> tuple[int, ...]:
+    """Where on its axes this process is, by which a graph has the part that is its own."""
+    return tuple(mesh.get_coordinate() or ())
 
 
 def placements_of(tensor: Any) -> tuple[str, ...]:

@@ -267,8 +267,9 @@ def _spread_otherwise(program: FlatProgram, named: Mapping[str, Tensor]) -> Iter
         part, tensor = parts.get(whole.parts[0]), named.get(whole.path)
         if part is not None and tensor is not None:
             found = Part.of(part.whole, tensor, part.access, requires_grad=part.requires_grad)
-            if (found, found.groups) != (part, part.groups):
-                yield f"{whole.path} is {found} (of the groups {', '.join(found.groups)})"
+            if (found, found.groups, found.place) != (part, part.groups, part.place):
+                at = ", ".join(map(str, found.place))
+                yield f"{whole.path} is {found} (of the groups {', '.join(found.groups)}, at the place {at})"
 
 
 def saved_to(path: str | Path, content: bytes) -> None:

@@ -35,7 +35,7 @@ class ExpectedConstant:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An array of Python's or NumPy's, compared by what it holds."""
+    """An array of Python's or NumPy's, or a mesh of processes, compared by what it holds."""
 
     type: type
     content: object

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from whence._torch.pytrees import TreeSpec
+from whence._torch.subclasses.wrapper_subclasses import Composition
 from whence.errors import UnsupportedGraph
 from whence.interop.archive.records import kinds
 from whence.interop.archive.records.checked import (
@@ -314,6 +315,7 @@ _BY_TYPE: dict[Any, Form] = {
     ModulePath: kinds.PATH,
     Source: kinds.LINE,
     CallSite: kinds.SITE,
+    Composition: kinds.COMPOSITION,
     TreeSpec: kinds.STRUCTURE,
     History: Row(Record(PassEntry), History),
     type: kinds.CLASS,

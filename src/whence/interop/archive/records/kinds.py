@@ -20,6 +20,8 @@ from whence._torch.fakes import as_leaf, fake_at
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.operators.schemas import op_name
 from whence._torch.pytrees import TreeSpec, container_spec, containers, leaf_spec
+from whence._torch.subclasses.spread import described
+from whence._torch.subclasses.wrapper_subclasses import Composition
 from whence.dependence.describe import itself
 from whence.interop.archive.records.checked import (
     LARGEST,
@@ -181,6 +183,25 @@ CODE = Special(
 CONSTANT = Special(
     "constant", lambda writer, value: None if value is None else [writer.described.tensor(value())], _constant
 )
+
+
+# --- tensors that are made of others --------------------------------------------------------------------
+
+
+def _composition(writer: "Writer", value: Composition) -> Any:
+    if described(value) is None:
+        writer.refuse(f"what is known of a {value.kind.__name__}", "a file has only the name of its class")
+    return writer.anything(value)
+
+
+def _read_composition(reader: "Reader", data: Any) -> Any:
+    """How a DTensor is spread, as data: no mesh is needed to compare it."""
+    found = reader.anything(data)
+    raise_unless(isinstance(found, Composition), "it is not said how a tensor is made")
+    return described(found)
+
+
+COMPOSITION = Special("anything", _composition, _read_composition)
 
 
 # --- leaves of structures -------------------------------------------------------------------------------

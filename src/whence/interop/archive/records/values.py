@@ -161,14 +161,14 @@ def _composed(writer: "Writer", layout: Composition) -> Any:
         return {"words": repr(layout)}
     mesh, spread = found.context.mesh, found.context
     told = [found.names, mesh.device, mesh.axes, mesh.groups, spread.placements, spread.order, spread.dtype]
-    return _items(writer, (*told, tuple(found.shape), tuple(found.strides), found.follows))
+    return _items(writer, (*told, tuple(found.shape), tuple(found.strides), found.follows, mesh.place))
 
 
 def _spread(reader: "Reader", data: Any, inside: Callable[[Any], Any]) -> Composition:
     names, device, axes, groups, placements, order, *rest = map(inside, listed(data))
-    dtype, shape, strides, follows = rest
+    dtype, shape, strides, follows, at = rest
     named = tuple((text(name), number(size)) for name, size in axes)
-    mesh = Mesh(text(device), named, tuple(map(text, groups)))
+    mesh = Mesh(text(device), named, tuple(map(text, groups)), tuple(map(number, at)))
     raise_unless(isinstance(dtype, torch.dtype), "a tensor has no dtype")
     raise_unless(len(follows) == len(shape) + len(strides), "a tensor has other strides than sizes")
     spread = Spread(mesh, tuple(map(text, placements)), text(order), dtype)
