@@ -129,7 +129,10 @@ def _described(program: FlatProgram) -> Described:
     functions = (
         () if program.step is None else (*wrappers_of(program.step.call), *functions_of(program.step.call))
     )
-    return Described({id(held): name for name, held in program.state.items()}, tuple(classes), functions)
+    model = None if program.guards.of is None else program.guards.of.target()
+    return Described(
+        {id(held): name for name, held in program.state.items()}, tuple(classes), functions, model
+    )
 
 
 # --- and back ----------------------------------------------------------------------------------------
@@ -207,8 +210,7 @@ def _one(
     data: dict[str, Any], stored: dict[str, Tensor], name: str, subject: Subject | None
 ) -> tuple[FlatProgram, tuple[str, ...]]:
     """The program itself, or a variant, on its tensors."""
-    modules = None if subject is None else [module for _, module in subject.named_modules()]
-    found = LoadedNames() if modules is None else LoadedNames.beside(modules)
+    found = LoadedNames() if subject is None else _names_beside(subject)
     named = {} if subject is None else tensors_by_name(subject)
     reader = Reader(mapping(data["tables"]), found, stored, meshes=meshes_of(named.values()))
     reader.read_tables()
@@ -232,6 +234,11 @@ def _one(
         state=state if complete else Unsaved(state), signature=replace(signature, wholes=wholes)
     )
     return program, tuple(found.lost)
+
+
+def _names_beside(subject: Subject) -> LoadedNames:
+    root = subject.roots[0][1] if subject.roots else subject.call
+    return LoadedNames.beside([module for _, module in subject.named_modules()], root)
 
 
 def _misses(missing: list[str], name: str, torch: str) -> UnreadableFile:

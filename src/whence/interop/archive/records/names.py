@@ -23,6 +23,7 @@ from whence.dependence.code import fingerprint, function_in, globals_in
 from whence.dependence.describe import itself
 from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import content_of_cell
+from whence.interop.archive.records.reached import at_the_end, reached_from
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly
 from whence.tracing.reads.named_values import default_of, part_behind, value_at
@@ -84,11 +85,12 @@ def _print_of(thing: Any) -> str | None:
 @dataclass
 class Described:
     """Describes things outside a program for a file; `tensors` are names of state by identity, `classes`
-    those that guards speak of, and `functions` those of a step."""
+    those that guards speak of, `functions` those of a step, and `model` what was captured, while it lives."""
 
     tensors: Mapping[int, str]
     classes: Iterable[type] = ()
     functions: Iterable[FunctionType] = ()
+    model: Any = None
 
     def object(self, value: Any) -> list[str | None] | None:
         """A thing that is compared by identity: where it is, and what its code is."""
@@ -121,16 +123,14 @@ class Described:
             return ["environment"]
         if value is sys.modules:
             return ["modules"]
-        if isinstance(value, CellType):
-            route = self._routes.get(id(value))
-            return None if route is None else ["closure", *route]
-        if isinstance(value, type):
-            return ["class", class_name(value)] if looked_up(class_name(value)) is value else None
-        if isinstance(value, FunctionType):
-            name = name_of(value)
-            return None if name is None else ["function", name]
+        if isinstance(value, type) and looked_up(class_name(value)) is value:
+            return ["class", class_name(value)]
+        if isinstance(value, FunctionType) and (name := name_of(value)) is not None:
+            return ["function", name]
         module = dict.get(value, "__name__") if isinstance(value, dict) else None
-        return ["module", module] if isinstance(module, str) and _namespace(module) is value else None
+        if isinstance(module, str) and _namespace(module) is value:
+            return ["module", module]
+        return self._routes.get(id(value))
 
     def way(self, value: Iterable[Any]) -> list[list[str]] | None:
         """How a variable is reached from there; None where that cannot be said."""
@@ -138,17 +138,20 @@ class Described:
         return None if None in steps else steps  # type: ignore[return-value]
 
     @cached_property
-    def _routes(self) -> dict[int, Names]:
+    def _routes(self) -> dict[int, list[str]]:
         """How the cells of functions are reached: the name of a function, and the variables it closes over.
 
         Functions are those of the classes and of a step, those whose names their code spells, and those in
-        their cells.
+        their cells. What no name leads to is reached from the model.
         """
-        found: dict[int, Names] = {}
+        reached = [*reached_from(self.model)]
+        found: dict[int, list[str]] = {}
         waiting: list[tuple[FunctionType, Names]] = [
             (function, (name,)) for kind in self.classes for name, function in _functions_of(kind)
         ]
         waiting += [(function, (name,)) for function in self.functions if (name := name_of(function))]
+        held = (function for function, _ in reached if isinstance(function, FunctionType))
+        waiting += [(each, (name,)) for function in held for name, each in _globals_of(function)]
         seen = set[int]()
         for function, route in waiting:  # which grows
             if id(function) in seen:
@@ -156,10 +159,10 @@ class Described:
             seen.add(id(function))
             waiting += [(each, (name,)) for name, each in _globals_of(function)]
             for name, cell in _cells_of(function):
-                found.setdefault(id(cell), (*route, name))
+                found.setdefault(id(cell), ["closure", *route, name])
                 if isinstance(content := content_of_cell(cell), FunctionType):
                     waiting.append((content, (*route, name)))
-        return found
+        return {**{id(thing): ["model", *way] for thing, way in reached}, **found}
 
 
 def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
@@ -173,13 +176,15 @@ def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
 
 
 def _globals_of(function: FunctionType) -> Iterator[tuple[str, FunctionType]]:
-    """The functions that a function's code names, each with a name that leads to it."""
+    """The functions that a function's code names, and those of classes, each with a name that leads to it."""
     module = function.__globals__.get("__name__")
     if isinstance(module, str) and _namespace(module) is function.__globals__:
         for key in globals_in(function.__code__):
             held = function.__globals__.get(key)
             if isinstance(held, FunctionType) and str(held.__module__).partition(".")[0] != "torch":
                 yield f"{module}:{key}", held
+            elif isinstance(held, type):
+                yield from _functions_of(held)
 
 
 def _cells_of(function: Any) -> Iterator[tuple[str, CellType]]:
@@ -248,16 +253,19 @@ class LoadedNames:
     """
 
     classes: Mapping[str, type] | None = None
+    model: Any = None
     lost: list[str] = field(default_factory=list)
     _made: dict[tuple[str, int], type] = field(default_factory=dict)
 
     @classmethod
-    def beside(cls, modules: Iterable[nn.Module]) -> "LoadedNames":
+    def beside(cls, modules: Iterable[nn.Module], model: Any) -> "LoadedNames":
         """What is found beside a live model."""
-        found: dict[str, set[type]] = {}
-        for kind in {kind for module in modules for kind in type(module).__mro__}:
-            found.setdefault(class_name(kind), set()).add(kind)
-        return cls({name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1})
+        return cls(_by_name_alone({kind for module in modules for kind in type(module).__mro__}), model)
+
+    @cached_property
+    def _made_inside(self) -> Mapping[str, type]:
+        """Classes that were made in functions, and to which the model leads."""
+        return _by_name_alone({thing for thing, _ in reached_from(self.model) if isinstance(thing, type)})
 
     def class_(self, name: str, nth: int = 0) -> type:
         """The class of that name; one of ours that is called so where it stays a name.
@@ -268,6 +276,8 @@ class LoadedNames:
         if found is None and self.classes is not None and not nth:
             held = self.classes.get(name) or looked_up(name)
             found = held if isinstance(held, type) else None
+            if found is None and "<locals>" in name:
+                found = self._made_inside.get(name)
         if found is None and (name, nth) not in self._made:
             module, _, path = name.partition(":")
             named = {"__module__": module, "__qualname__": path}
@@ -313,6 +323,8 @@ class LoadedNames:
                 return looked_up(names[0])
             case "function":
                 return function_in(looked_up(names[0])) or NOTHING
+            case "model":
+                return at_the_end(self.model, tuple(names))
         return _cell_at(*names)
 
     def way(self, said: list[list[str]] | None) -> tuple[Callable[[Any], Any], ...]:
@@ -320,6 +332,14 @@ class LoadedNames:
         if said is None:
             return (_unreachable,)
         return tuple(_STEPS[kind](name) for kind, *rest in said for name in rest[-1:])
+
+
+def _by_name_alone(kinds: Iterable[type]) -> dict[str, type]:
+    """Classes by name, but for several of one name."""
+    found: dict[str, list[type]] = {}
+    for kind in kinds:
+        found.setdefault(class_name(kind), []).append(kind)
+    return {name: same[0] for name, same in found.items() if len(same) == 1}
 
 
 def _cell_at(name: str, *variables: str) -> Any:

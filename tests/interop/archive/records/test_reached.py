@@ -1,0 +1,156 @@
+"""What no name leads to is found again on the way from the model: what was made inside functions."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import CellType, FunctionType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import whence
+from whence.interop.archive.records.reached import at_the_end, reached_from
+
+X = torch.randn(2, 4)
+
+
+def functions(scale: float) -> tuple[Any, Any]:
+    """Two functions, of which one calls the other."""
+
+    def helper(x: Tensor) -> Tensor:
+        return x * scale
+
+    def deep(x: Tensor) -> Tensor:
+        return helper(x) + 1
+
+    return helper, deep
+
+
+class Calling(nn.Module):
+    """Calls what it is given."""
+
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.layer, self.function = nn.Linear(4, 4), function
+
+    def forward(self, x: Tensor) -> Any:
+        return self.function(self.layer(x))
+
+
+def of_a_class() -> nn.Module:
+    factor = [2.0]
+
+    def twice(forward: Any) -> Any:
+        @functools.wraps(forward)
+        def wrapped(*args: Any) -> Any:
+            return forward(*args) * factor[0]
+
+        return wrapped
+
+    class Wrapped(nn.Linear):
+        @twice
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x)
+
+    return Wrapped(4, 4)
+
+
+def of_a_hook() -> nn.Module:
+    scale, model = 3.0, nn.Sequential(nn.Linear(4, 4))
+    model[0].register_forward_hook(lambda module, args, result: functions(scale)[0](result))
+    return model
+
+
+def of_an_object() -> nn.Module:
+    scales, moved = {"a": 2.0}, torch.ones(4)
+
+    def helper(x: Tensor) -> Tensor:
+        return x * scales["a"] + moved
+
+    class Held:
+        def __init__(self) -> None:
+            self.function = helper
+
+        def __call__(self, x: Tensor) -> Tensor:
+            return self.function(x)
+
+    return Calling(Held())
+
+
+def on_the_instance() -> nn.Module:
+    model, (_, deep) = nn.Linear(4, 4), functions(2.0)
+    model.forward = lambda x: deep(nn.functional.linear(x, model.weight))  # type: ignore[method-assign, assignment]
+    return model
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "function": lambda: Calling(functions(2.0)[0]),
+    "two functions": lambda: Calling(functions(2.0)[1]),
+    "partial": lambda: Calling(functools.partial(functions(2.0)[1])),
+    "default": lambda: Calling(lambda x, _scale=2.0: x * _scale),
+    "list": lambda: Calling([functions(2.0)[1]][0]),
+    "class": of_a_class,
+    "hook": of_a_hook,
+    "object": of_an_object,
+    "instance": on_the_instance,
+}
+OTHERS: dict[type, Any] = {float: 9.0, list: [9.0], dict: {"a": 9.0}}
+
+
+@pytest.mark.parametrize("made", MODELS.values(), ids=MODELS)
+def test_functions_of_closures_are_compared(made: Callable[[], nn.Module], tmp_path: Path) -> None:
+    """On the model of the capture and on another: equal ones are no alarm, and others are none too few."""
+    program = whence.capture(model := made(), (X,))
+    program.save(tmp_path / "p.whence")
+    for live in (model, made()):
+        after = whence.load(tmp_path / "p.whence", model=live)
+        assert str(after.guards) == str(program.guards) and after.check(live, (X,)) == []
+        for cell in [thing for thing, _ in reached_from(live) if isinstance(thing, CellType)]:
+            held = cell.cell_contents
+            if (
+                other := OTHERS.get(type(held), held.double() if isinstance(held, Tensor) else None)
+            ) is not None:
+                cell.cell_contents = other
+                assert any("cannot say" not in str(each) for each in after.check(live, (X,)))
+                cell.cell_contents = held
+        assert after.check(live, (X,)) == []
+
+
+@pytest.mark.parametrize("made", MODELS.values(), ids=MODELS)
+def test_they_are_found_again(
+    made: Callable[[], nn.Module], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program with them is kept, and used for the next model that is made alike."""
+    whence.cached(made(), (X,), directory=tmp_path)
+    monkeypatch.setattr("whence.api.capture", None)
+    model = made()
+    assert torch.equal(whence.cached(model, (X,), directory=tmp_path).module()(X), model(X))
+
+
+def test_a_way_leads_back() -> None:
+    """To the very thing; nowhere where it is gone."""
+    model = of_an_object()
+    for thing, way in reached_from(model):
+        assert at_the_end(model, way) is thing
+    (way,) = (
+        way for thing, way in reached_from(model) if isinstance(thing, FunctionType) and way[-1] == "function"
+    )
+    vars(model.function).clear()
+    assert at_the_end(model, way) is not model
+
+
+def test_nothing_of_the_users_runs_on_the_way() -> None:
+    """Descriptors and lookups of one's own are not asked."""
+
+    class Loud:
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+        @property
+        def told(self) -> int:
+            raise AssertionError
+
+    vars(model := Calling(None))["function"] = Loud()
+    assert any(thing is Loud for thing, _ in reached_from(model))
