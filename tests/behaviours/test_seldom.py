@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from torch.nn.attention.flex_attention import flex_attention
 import whence
 from tests.checks import differing, gradients, verified
 from tests.releases import SCRIPT_IS_DEPRECATED
+from whence.rewriting import CommonSubexpressions
 
 X = torch.randn(2, 4)
 
@@ -189,3 +191,59 @@ def test_branches_of_a_capture_without_gradients() -> None:
         program = verified(model, X)
         assert not program.module()(X).requires_grad
     assert not program.facts.turned_on
+
+
+class Listening(nn.Module):
+    """A recurrent kernel that gives other last bits where grad mode is on, under `no_grad`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(64, 64, batch_first=True), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x = self.lstm(x)[0]
+        return self.head(x)
+
+
+@pytest.mark.parametrize("backward", [False, torch.sum], ids=["forward", "loss"])
+def test_kernel_that_asks_for_the_grad_mode(backward: Any, tmp_path: Path) -> None:
+    """It hears the mode of the model's own line in all that runs, also after a pass and from a file."""
+    torch.manual_seed(0)
+    model, x = Listening(), torch.randn(4, 20, 64)
+    expected = model(x)
+    program = verified(model, x, backward=backward)
+    assert torch.equal(_result(program.bind(model)(x)), expected)
+    assert torch.equal(program.run((x,), read="head")["head"], expected)
+    program.apply(CommonSubexpressions()).save(tmp_path / "listening.whence")
+    loaded = whence.load(tmp_path / "listening.whence", model=model)
+    assert torch.equal(_result(loaded.unflatten()(x)), expected)
+
+
+def test_step_with_a_kernel_that_asks_for_the_grad_mode() -> None:
+    """A teacher under `no_grad` answers in a step as it does in eager mode, beside the model that learns."""
+    torch.manual_seed(0)
+    model, x = nn.Linear(64, 64), torch.randn(4, 20, 64)
+    both = nn.ModuleDict({"model": model, "teacher": nn.LSTM(64, 64, batch_first=True)})
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = both["teacher"](x)[0]
+        loss = (both["teacher"](model(x))[0] - wanted).square().sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    program = whence.capture_step(step, (x,), model=both, optimizer=optimizer)
+    assert program.verify(both, (x,), optimizer=optimizer).ok
+    twin = copy.deepcopy(both)
+    found = program.bind(both, optimizer)(x)
+    both.load_state_dict(twin.state_dict())
+    assert torch.equal(found, step(x))
+
+
+def _result(returned: Any) -> Tensor:
+    """What the model returns, with a loss or without."""
+    return returned[1] if isinstance(returned, tuple) else returned

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whence._torch.autograd.nodes import below_autograd
+from whence._torch.graphs import own_copy
 from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.observe.generators import set_states, states
 from whence._torch.observe.training_steps import Optimizers, as_one_optimizer, is_optimizer, members_of
@@ -20,7 +21,7 @@ from whence.execution.live_run import AGAIN, Live, of
 from whence.execution.running import take
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
-from whence.hierarchy.emit.differentiable import laid_out
+from whence.hierarchy.emit.differentiable import laid_out, without_gradients
 from whence.hierarchy.value_shapes import described
 from whence.program import FlatProgram
 from whence.program.arguments.fitting import other_autocast
@@ -68,6 +69,7 @@ class Bound:
         self._has_run = False
         self._is_after_first = False
         self._subject = subject_of(model)
+        self._graph = _in_its_grad_modes(self.program)
         self._fakes = {
             node.name: node.meta["val"] for node in self.program.graph.find_nodes(op="placeholder")
         }
@@ -209,7 +211,7 @@ class Bound:
         return program.convention.handed_back(args, kwargs, result, has_loss)
 
     def _computed(self, arguments: Sequence[Any]) -> Any:
-        return self.program.graph_module(*arguments)
+        return self._graph(*arguments)
 
     @property
     def _is_forward(self) -> bool:
@@ -241,6 +243,18 @@ class Bound:
             else value
             for name, value in ((row.name, values[row.name]) for row in self.program.signature.inputs)
         ]
+
+
+def _in_its_grad_modes(program: FlatProgram) -> Callable[..., Any]:
+    """The graph of a program, where what asks for the grad mode hears that of the model's own code."""
+    if not (off := program.facts.turned_off):
+        return program.graph_module
+    module = own_copy(program.graph_module)
+    for node in module.graph.nodes:
+        if node.name in off:
+            node.target, node.args = without_gradients, (node.target, *node.args)
+    module.recompile()
+    return module
 
 
 def _without_history(value: Any) -> Any:

@@ -148,7 +148,7 @@ class Regions:
         """What may differ between calls that were written from one record: what of it nothing needed, how far
         its values go, and where gradients from outside joined."""
         nodes, straight = self.inside(number), self.program.facts.straight_through
-        turned_on = self.program.facts.turned_on
+        modes = self.program.facts.turned_on, self.program.facts.turned_off
         inside = set(nodes)
         for node in nodes:
             yield copies.positions.get(node, node)
@@ -157,8 +157,7 @@ class Regions:
             yield len(origin_of(node).calls)
             if straight:
                 yield node.name in straight
-            if turned_on:
-                yield node.name in turned_on
+            yield from (node.name in mode for mode in modes if mode)
 
     def _shares_state(self, number: int) -> bool:
         """Whether a call reads state that has several names or that the program writes: where else it is read
@@ -243,6 +242,7 @@ class Key:
             leaves,
             node.name in regions.program.facts.straight_through,
             node.name in regions.program.facts.turned_on,
+            node.name in regions.program.facts.turned_off,
             id(origin.phase),
             id(origin.quality),
             regions.sources.setdefault(origin.source, len(regions.sources)),

@@ -49,7 +49,8 @@ class NodeRecord(NamedTuple):
     write, each with its place in the row of them. `is_seed` starts the backward pass of a program captured
     with a loss. `is_differentiable` carried a gradient where modules exchanged it. In a forward-only program
     `is_straight_through` hands the gradient of its result to its first argument unchanged, and gradients of
-    what `is_turned_on` are recorded whatever the caller's grad mode is.
+    what `is_turned_on` are recorded whatever the caller's grad mode is; what `is_turned_off` hears that it is
+    off, in a backward and a step, too.
     """
 
     origin: Origin | None = None
@@ -60,6 +61,7 @@ class NodeRecord(NamedTuple):
     is_differentiable: bool = False
     is_straight_through: bool = False
     is_turned_on: bool = False
+    is_turned_off: bool = False
 
 
 _BLANK = NodeRecord()
@@ -120,6 +122,7 @@ class GraphFacts:
     differentiable: frozenset[str] = frozenset()
     straight_through: frozenset[str] = frozenset()
     turned_on: frozenset[str] = frozenset()
+    turned_off: frozenset[str] = frozenset()
     unclear: frozenset[tuple[str, int]] = frozenset()
 
     @cached_property
@@ -163,6 +166,7 @@ def _marks(facts: GraphFacts) -> Iterable[tuple[str, Iterable[str]]]:
     yield "is_differentiable", facts.differentiable
     yield "is_straight_through", facts.straight_through
     yield "is_turned_on", facts.turned_on
+    yield "is_turned_off", facts.turned_off
 
 
 def facts_in(graph: fx.Graph) -> GraphFacts:
@@ -182,5 +186,6 @@ def facts_in(graph: fx.Graph) -> GraphFacts:
         differentiable=frozenset(name for name, record in records.items() if record.is_differentiable),
         straight_through=frozenset(name for name, record in records.items() if record.is_straight_through),
         turned_on=frozenset(name for name, record in records.items() if record.is_turned_on),
+        turned_off=frozenset(name for name, record in records.items() if record.is_turned_off),
         unclear=frozenset((name, call) for name, record in records.items() for call in record.unclear),
     )

@@ -50,6 +50,7 @@ class Operator:
     traces. `by_result`: whether a write in place has another derivative than its twin, or one with other last
     bits, because it is computed from what was written. `zeroes_gradient`: zeros are the gradient of what it
     writes to, and its twin gives none. `is_unseen`: autograd does not look at it, whatever its operator says.
+    `asks_grad_mode`: its kernel gives other last bits where grad mode is on, whatever requires a gradient.
     `workspace` is the result that its kernel keeps for the backward, of which the fake one has no size.
     """
 
@@ -71,6 +72,7 @@ class Operator:
     by_result: Callable[[fx.Node], bool] | None = None
     zeroes_gradient: bool = False
     is_unseen: bool = False
+    asks_grad_mode: bool = False
     workspace: int | None = None
 
 
@@ -121,7 +123,7 @@ ROWS: Mapping[OpOverload, Operator] = {
         writes=(3, 4), training=5, twin=aten._native_batch_norm_legit_functional.default, layout=follows(0)
     ),
     aten.cudnn_batch_norm.default: Operator(writes=(3, 4), training=5, workspace=3),
-    aten.mkldnn_rnn_layer.default: Operator(workspace=3),
+    aten.mkldnn_rnn_layer.default: Operator(workspace=3, asks_grad_mode=True),
     **dict.fromkeys((aten._cudnn_rnn.default, aten.miopen_rnn.default), Operator(workspace=4)),
     aten.native_group_norm.default: Operator(layout=follows(0)),
     aten.roll.default: Operator(layout=follows(0)),

@@ -12,7 +12,7 @@ from whence._torch.pytrees import tree_map_only
 from whence._torch.subclasses.fully_sharded import whole
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients
 from whence.errors import UsageError
-from whence.hierarchy.emit.differentiable import straight_through, with_gradients
+from whence.hierarchy.emit.differentiable import straight_through, with_gradients, without_gradients
 from whence.hierarchy.emit.source import run_as
 from whence.program import FlatProgram
 from whence.program.signature import Input
@@ -77,6 +77,8 @@ def _operation(program: FlatProgram, node: fx.Node) -> Callable[..., Any]:
     call: Callable[..., Any] = run_as(node.target)
     if node.name in program.facts.straight_through:
         call = partial(straight_through, call)
+    if node.name in program.facts.turned_off:
+        return partial(without_gradients, call)
     if _holds_gradients(program) or node.name in program.facts.turned_on:
         call = partial(with_gradients, call)
     return call

@@ -247,6 +247,12 @@ def with_gradients(operation: Callable[..., Any], *args: Any, **options: Any) ->
         return operation(*args, **options)
 
 
+def without_gradients(operation: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """`operation(…)`, which asks for the grad mode, where the model itself had turned gradients off."""
+    with torch.no_grad():
+        return operation(*args, **options)
+
+
 class _StraightThrough(torch.autograd.Function):
     """The number of one tensor with the history of another."""
 

@@ -17,7 +17,7 @@ from torch import fx
 from whence._torch.graphs import nested_graph, value_inputs, with_code
 from whence._torch.operators.schemas import OpOverload, entry_point
 from whence._torch.subclasses.fully_sharded import is_distributed, whole
-from whence.hierarchy.emit.differentiable import straight_through, with_gradients
+from whence.hierarchy.emit.differentiable import straight_through, with_gradients, without_gradients
 from whence.hierarchy.plan.plan import Body, Plan
 from whence.hierarchy.run import gradient_pieces as pieces
 from whence.hierarchy.run.captured import refuse_moved
@@ -184,6 +184,9 @@ def _write_step(writer: _BodyWriter, phase: Phase, step: str | int) -> None:
     if step in writer.plan.program.facts.turned_on:
         arguments.insert(0, callee)
         callee = writer.callee(with_gradients)
+    if step in writer.plan.program.facts.turned_off:
+        arguments.insert(0, callee)
+        callee = writer.callee(without_gradients)
     writer.write(f"{writer.local(step)} = {callee}({', '.join(arguments)})")
     writer.origins[len(writer.lines) + 1] = origin_of(node).source
 

@@ -63,6 +63,12 @@ def to_exported_program(program: FlatProgram) -> ExportedProgram:
             "are right, and its gradients there are not",
             stacklevel=3,
         )
+    if off := program.facts.turned_off:
+        warnings.warn(
+            f"an exported program of one graph runs {', '.join(sorted(off))}, which the model runs under "
+            "no_grad, in the grad mode of its caller: last bits may differ where that is on",
+            stacklevel=3,
+        )
     if program.variants:
         warnings.warn(
             f"an exported program has one graph, without the {len(program.variants)} variant(s); each is a "

@@ -1,6 +1,6 @@
 """Everything of a program that names nodes, under the names that a pass left."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -87,14 +87,15 @@ def _facts(
         written=_written(program, names),
         differentiable=frozenset(names.all(tuple(facts.differentiable))),
         straight_through=frozenset(names.all(tuple(facts.straight_through))),
-        turned_on=frozenset(_turned_on(program, now, sources)),
+        turned_on=frozenset(_within(facts.turned_on, now, sources)),
+        turned_off=frozenset(_within(facts.turned_off, now, sources)),
     )
 
 
-def _turned_on(program: FlatProgram, now: After, sources: NodeSources) -> Iterator[str]:
-    """What records gradients whatever its caller says: what did so, and what is made of such alone."""
-    yield from (node.name for name, node in now.kept.items() if name in program.facts.turned_on)
-    yield from (node.name for node, names in sources.of.items() if program.facts.turned_on.issuperset(names))
+def _within(marked: Set[str], now: After, sources: NodeSources) -> Iterator[str]:
+    """What has a grad mode of its own, whatever its caller's is: what had it, and what is made of such alone."""
+    yield from (node.name for name, node in now.kept.items() if name in marked)
+    yield from (node.name for node, names in sources.of.items() if marked.issuperset(names))
 
 
 def _written(program: FlatProgram, names: NamesNow) -> dict[str, tuple[str, ...]]:

@@ -111,6 +111,7 @@ def assemble(
         differentiable=_differentiable(recorded, values, exchanged, names),
         straight_through=straight,
         turned_on=_turned_on(recorded, functional),
+        turned_off=_turned_off(recorded, functional),
     )
     write_facts(graph, facts)
     return FlatProgram(
@@ -162,6 +163,12 @@ def _turned_on(recorded: Recorded, functional: Functional) -> frozenset[str]:
     if recorded.backward.roots or not any(mark.turned_on for mark in marks.values()):
         return frozenset()
     return functional.names_where(lambda node: node in marks and marks[node].turned_on)
+
+
+def _turned_off(recorded: Recorded, functional: Functional) -> frozenset[str]:
+    """What asks for the grad mode, and has to hear that it is off whatever a caller's is."""
+    off = {node for node, mark in recorded.session.log.marks.items() if mark.turned_off}
+    return functional.names_where(off.__contains__) if off else frozenset()
 
 
 def _convention(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import fx, is_grad_enabled
 
 from whence._torch.autograd.nodes import next_sequence_number
+from whence._torch.operators.table import said_of
 from whence._torch.record.annotations import note_annotations
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
@@ -39,6 +40,7 @@ class Marking:
             source,
             self._cut(node) if phase is Phase.FORWARD else (),
             self.grad_modes.starts,
+            said_of(node.target).asks_grad_mode and self.grad_modes.stops,
             recomputed=is_backward and (running.repeats or scope != PROGRAM),
             hook=self.watch.hook(possible=is_backward and source is not None),
             packs=self.watch.packs is not None,

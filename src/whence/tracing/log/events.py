@@ -23,8 +23,8 @@ class Marked(NamedTuple):
 
     `moment` is the number of the newest autograd node: the one this operation made, if it made one.
     `cut` are the nodes whose gradient stops here, because the operation ran without grad mode; where the
-    model itself had turned that on, gradients are `turned_on`. `hook` is the
-    name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved. What
+    model itself had turned that on, gradients are `turned_on`; one that asks is `turned_off` where it had
+    not. `hook` is the name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved. What
     is `borrowed` ran in a method of a module that was not called, but asked for directly.
     """
 
@@ -35,6 +35,7 @@ class Marked(NamedTuple):
     source: Source | None
     cut: tuple[fx.Node, ...] = ()
     turned_on: bool = False
+    turned_off: bool = False
     recomputed: bool = False
     hook: str | None = None
     packs: bool = False
