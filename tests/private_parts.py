@@ -19,7 +19,18 @@ PYTHONS = frozenset(
 )
 """Private names of Python's own library."""
 OURS = frozenset(
-    {"_whence_captured", "_whence_layout", "_whence_outline", "_by_", "_inner", "_plan", "_require"}
+    {
+        "_whence_captured",
+        "_whence_class_asked",
+        "_whence_layout",
+        "_whence_left_out",
+        "_whence_missed",
+        "_whence_outline",
+        "_by_",
+        "_inner",
+        "_plan",
+        "_require",
+    }
 )
 """Texts and attributes of our own, in another file than the one that defines them."""
 TRANSFORMERS = frozenset({"_sliding_window_tensor"})

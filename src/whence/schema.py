@@ -111,8 +111,6 @@ class TensorFact(StrEnum):
     STRIDES = "stride()"
     REQUIRES_GRAD = "requires_grad"
     IS_LEAF = "is_leaf"
-    IS_CONJ = "is_conj()"
-    IS_NEG = "is_neg()"
     STORAGE_OFFSET = "storage_offset()"
 
 

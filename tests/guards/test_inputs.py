@@ -1,5 +1,7 @@
 """What a capture assumes of its inputs."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -150,3 +152,92 @@ def test_a_copy_of_any_layout_is_taken() -> None:
     x = torch.randn(4, 4)
     program = whence.capture(Copying(), (x,))
     assert torch.equal(program.module()(x.t()), x.t() * 2)
+
+
+def _set_on(value: Any) -> Tensor:
+    tensor = torch.ones(2, 4)
+    tensor.flag = value  # type: ignore[attr-defined]
+    return tensor
+
+
+def _with_gradient() -> Tensor:
+    tensor = torch.ones(2, 4, requires_grad=True)
+    tensor.grad = torch.ones(2, 4)
+    return tensor
+
+
+def _retaining() -> Tensor:
+    tensor = torch.ones(2, 4, requires_grad=True) * 1
+    tensor.retain_grad()
+    return tensor
+
+
+PLAIN = partial(torch.ones, 2, 4)
+TRAINED = partial(torch.ones, 2, 4, requires_grad=True)
+QUESTIONS: dict[str, tuple[Callable[[Any], Any], Callable[[], Tensor], Callable[[], Tensor]]] = {
+    "args[0].is_leaf": (lambda x: x.is_leaf, TRAINED, lambda: TRAINED() * 1),
+    "args[0]._version": (lambda x: x._version, PLAIN, lambda: PLAIN().add_(1)),
+    "args[0].storage_offset": (lambda x: x.storage_offset(), PLAIN, lambda: torch.ones(3, 4)[1:]),
+    "args[0]._base is None": (lambda x: x._base is None, PLAIN, lambda: PLAIN()[:]),
+    "args[0]._is_view": (lambda x: x._is_view(), PLAIN, lambda: PLAIN()[:]),
+    "args[0].grad is None": (lambda x: x.grad is None, TRAINED, _with_gradient),
+    "args[0].retains_grad": (lambda x: x.retains_grad, lambda: TRAINED() * 1, _retaining),
+    "args[0].output_nr": (
+        lambda x: x.output_nr,
+        lambda: TRAINED() * 1,
+        lambda: TRAINED().tile(2, 1).split(2)[1],
+    ),
+    "args[0].is_shared": (lambda x: x.is_shared(), PLAIN, lambda: PLAIN().share_memory_()),
+    "args[0].is_neg": (lambda x: x.is_neg(), PLAIN, lambda: torch._neg_view(PLAIN())),
+    "type(args[0])": (lambda x: isinstance(x, nn.Parameter), TRAINED, lambda: nn.Parameter(PLAIN())),
+    "hasattr(args[0], 'flag')": (lambda x: hasattr(x, "flag"), PLAIN, lambda: _set_on(1)),
+    "args[0].flag": (lambda x: x.flag == 1, lambda: _set_on(1), lambda: _set_on(2)),
+}
+
+
+@pytest.mark.parametrize("what", QUESTIONS)
+@pytest.mark.parametrize("turned", [False, True], ids=["as told", "the other way"])
+def test_what_python_asks_of_an_argument(what: str, turned: bool) -> None:
+    """The model hears of its argument what it hears in eager mode, and every call has to keep to that."""
+    ask, *makes = QUESTIONS[what]
+    first, second = (make() for make in (reversed(makes) if turned else makes))
+
+    def deciding(x: Tensor) -> Tensor:
+        return x * 2 if ask(x) else x * 3
+
+    assert ask(first) != ask(second)
+    found = _found(deciding, (first,), (second,))
+    assert found == [what if what != "hasattr(args[0], 'flag')" or not turned else "args[0].flag"]
+    assert torch.equal(whence.capture(deciding, (first,)).bind(deciding)(first), deciding(first))
+
+
+@pytest.mark.parametrize(
+    ("made", "ask"),
+    [
+        (lambda: TRAINED() * 1, lambda x: x.grad_fn is None),
+        (lambda: _set_on(torch.ones(4)), lambda x: x.flag),
+    ],
+    ids=["history", "tensor"],
+)
+def test_what_an_argument_brings_along(made: Callable[[], Tensor], ask: Callable[[Any], Any]) -> None:
+    """A history, or a tensor that hangs on an argument, is no part of a program: looking at it is refused."""
+
+    def looking(x: Tensor) -> Tensor:
+        return x * 2 if ask(x) is not None else x
+
+    with pytest.raises(whence.UnsupportedInput, match="which brings that along"):
+        whence.capture(looking, (made(),))
+
+
+def test_what_a_run_changes_of_an_argument_is_heard() -> None:
+    """A write counts, and what is set to require a gradient does so, on top of what the argument was."""
+
+    def writing(x: Tensor) -> Tensor:
+        before = x._version
+        x.add_(1)
+        return x * (10 * before + x._version)
+
+    given = PLAIN().add_(1).mul_(2)
+    expected = writing(given)
+    given = PLAIN().add_(1).mul_(2)
+    assert torch.equal(whence.capture(writing, (given,)).bind(writing)(given), expected)

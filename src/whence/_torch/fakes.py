@@ -9,20 +9,40 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from whence._torch.patching import BASES, patched
+from whence._torch.tensors import LEFT_OUT, MISSED
+from whence.errors import Place, UnsupportedInput
 
 DEVICE = torch.ops.prim.device.default
 """What C++ asks of a tensor whose class is written in Python, where an exception would end the process."""
 
 
 class _SaidInEager:
-    """What a fake tensor is where code asks for its `__class__`, and how `copy.copy` copies it."""
+    """What a fake tensor is where code asks for its `__class__`, how `copy.copy` copies it, and which
+    attributes code has looked for in vain."""
 
     __slots__ = ()
     __class__: Any = Tensor
 
+    def __getattr__(self: Any, name: str) -> Any:
+        if name in vars(self).get(LEFT_OUT, ()):
+            raise held_by_argument("an argument", name)
+        vars(self).setdefault(MISSED, set()).add(name)
+        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+
     def __copy__(self: Any) -> Tensor:
         copied: Tensor = self.detach()  # a leaf over the same memory, as in eager mode
         return copied.requires_grad_(self.requires_grad)
+
+
+def held_by_argument(argument: str, question: str, where: Place | None = None) -> UnsupportedInput:
+    """The error for a history, a gradient or a tensor that an argument brings along, and the model looks
+    at."""
+    return UnsupportedInput(
+        f"the model looks at .{question} of {argument}, which brings that along",
+        where=where or Place(),
+        why="a program computes from what its arguments hold, and their past is none of that",
+        remedy="pass a tensor without it (x.detach()), or pass in what the model reads of it",
+    )
 
 
 def classes_said_in_eager() -> AbstractContextManager[None]:

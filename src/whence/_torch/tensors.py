@@ -14,8 +14,17 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 LAYOUT = "_whence_layout"
 """Where a fake tensor keeps what `Results` knows of it."""
+CLASS_ASKED = "_whence_class_asked"
+"""Where it keeps that code has asked for its class."""
+MISSED = "_whence_missed"
+"""Where it keeps the names of attributes that code has looked for in vain."""
+LEFT_OUT = "_whence_left_out"
+"""Where it keeps the names of attributes that the tensor has whose twin it is, and it has not."""
 _OF_FAKE = frozenset(
-    {"_fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor", LAYOUT}
+    {
+        *("_fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor"),
+        *(LAYOUT, CLASS_ASKED, MISSED, LEFT_OUT),
+    }
 )
 _REMEMBERED = ("_memo", "_memo_vc", "_memo_epoch")
 """Attributes of a fake tensor, and how those end in which it remembers results."""

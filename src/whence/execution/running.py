@@ -101,7 +101,8 @@ def copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
     copies: dict[int, Tensor] = {}
     for leaf in leaves:
         if isinstance(leaf, Tensor) and id(leaf) not in copies:
-            copies[id(leaf)] = _copy(leaf).requires_grad_(leaf.requires_grad)
+            twin = _copy(leaf).requires_grad_(leaf.requires_grad)
+            copies[id(leaf)] = nn.Parameter(twin, leaf.requires_grad) if type(leaf) is nn.Parameter else twin
     args, kwargs = with_whole_leaves(inputs, [copies.get(id(leaf), leaf) for leaf in leaves])
     return args, kwargs
 

@@ -9,12 +9,13 @@ from torch import Tensor, fx
 
 from whence._torch.operators.schemas import is_elementwise
 from whence._torch.sizes.symbols import is_symbolic
+from whence._torch.tensor_questions import is_question, spelled
 from whence.dependence.describe import expected_tensor, reference, shown
 from whence.dependence.values import is_constant
 from whence.errors import CallError
 from whence.program import Convention, FlatProgram
 from whence.program.arguments.convention import overlaps, shown_call
-from whence.program.arguments.fitting import ArgumentFault, Misfit
+from whence.program.arguments.fitting import ArgumentFault, InputQuery, Misfit
 from whence.program.arguments.open_sizes import SizeRule, shape_of, strides_of
 from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedWords
 from whence.program.guards.guards import APART, STRUCTURE, GuardPlan
@@ -39,6 +40,10 @@ def _guards_of(convention: Convention, strided: Set[int]) -> Iterator[Guard]:
     yield structure_guard(convention)
     for position, (path, leaf) in enumerate(zip(convention.paths, convention.leaves, strict=True)):
         yield leaf_guard(position, path, leaf, with_strides=position in strided)
+    for query in convention.questions:
+        what = spelled(query.question, convention.paths[query.position])
+        row = Guard(GuardKind.INPUT, what, ExpectedConstant(query.answer), _ASKED, query.question)
+        yield row._replace(source=query.source, positions=(query.position,))
     for rule in () if convention.varying is None else convention.varying.rules:
         yield size_guard(rule)
     yield from tie_guards(convention)
@@ -57,6 +62,7 @@ def tie_guards(convention: Convention) -> Iterator[Guard]:
         yield Guard(GuardKind.ALIASING, what, ExpectedWords(TIED), _ONE, positions=(first, second))
 
 
+_ASKED = "the model asked for it, and what it decided is part of the program"
 _ONE = "a write to one was a write to both, and their gradients were summed"
 _APART = "a write to one would be a write to another"
 
@@ -161,15 +167,23 @@ def misfits(convention: Convention, args: object, kwargs: object) -> list[Violat
 
 def _violations(guards: Sequence[Guard], faults: Sequence[ArgumentFault]) -> list[Violation]:
     """What does not fit, by the guards that speak of it, each once and in their order."""
-    numbers = {_subject(guard.expected, guard.positions): number for number, guard in enumerate(guards)}
+    numbers = {_subject_of(guard): number for number, guard in enumerate(guards)}
     found: dict[int, ArgumentFault] = {}
     for row in faults:
-        found.setdefault(numbers[_subject(row.expected, row.positions)], row)
+        found.setdefault(numbers[_subject(row)], row)
     return [Violation(guards[number], _in_words(guards[number], found[number])) for number in sorted(found)]
 
 
-def _subject(expected: object, positions: tuple[int, ...]) -> Hashable:
-    return expected if isinstance(expected, SizeRule) else positions
+def _subject_of(guard: Guard) -> Hashable:
+    if isinstance(guard.expected, SizeRule):
+        return guard.expected
+    return (*guard.positions, guard.name) if is_question(guard.name) else guard.positions
+
+
+def _subject(row: ArgumentFault) -> Hashable:
+    if isinstance(row.expected, SizeRule):
+        return row.expected
+    return row.expected.asked if isinstance(row.expected, InputQuery) else row.positions
 
 
 def _in_words(guard: Guard, row: ArgumentFault) -> str:

@@ -1,7 +1,7 @@
 """A captured program: hold it, select from it, print it, know whether it is well formed."""
 
 from whence.program.arguments.convention import Convention
-from whence.program.arguments.fitting import ModeQuery
+from whence.program.arguments.fitting import InputQuery, ModeQuery
 from whence.program.calls import Absent, Call, Calls, Constant, Named, Structure
 from whence.program.layers import Layers
 from whence.program.node_records import Adjoint, Contribution, GraphFacts
@@ -23,6 +23,7 @@ __all__ = [
     "FlatProgram",
     "GraphFacts",
     "Input",
+    "InputQuery",
     "Layers",
     "ModeQuery",
     "ModuleRecord",

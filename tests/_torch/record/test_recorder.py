@@ -124,6 +124,9 @@ class Listener:
     def asked(self, tensor: Tensor, fact: TensorFact) -> None:
         self.asked_of.append((tensor, fact))
 
+    def input_asked(self, question: str, tensor: Tensor) -> None:
+        """Not looked at here."""
+
     def mode_asked(self, name: str) -> None:
         """Not looked at here."""
 

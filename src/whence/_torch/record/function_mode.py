@@ -19,6 +19,7 @@ from whence._torch.operators.schemas import HigherOrderOperator
 from whence._torch.pytrees import tree_flatten, tree_map_only
 from whence._torch.record.recurrent_dropout import forgets_dropout, layer_by_layer
 from whence._torch.refusals import casts_inside, nested_met, resized
+from whence._torch.tensor_questions import QUESTIONS, Answer
 from whence._torch.tensors import attributes_set_on, autocast_state
 from whence.schema import TensorFact
 
@@ -40,8 +41,6 @@ _ASKED = {
     **dict.fromkeys((Tensor.stride, Tensor.is_contiguous), TensorFact.STRIDES),
     **dict.fromkeys((_TENSOR.is_leaf.__get__, _TENSOR.grad_fn.__get__), TensorFact.IS_LEAF),
     **{_TENSOR.requires_grad.__get__: TensorFact.REQUIRES_GRAD},
-    **{Tensor.is_conj: TensorFact.IS_CONJ, torch.is_conj: TensorFact.IS_CONJ},
-    **{Tensor.is_neg: TensorFact.IS_NEG, torch.is_neg: TensorFact.IS_NEG},
     **{Tensor.storage_offset: TensorFact.STORAGE_OFFSET},
 }
 _DTYPE_ASKED = frozenset(
@@ -139,7 +138,7 @@ class FunctionMode(TorchFunctionMode):
         copied = given.detach().clone().requires_grad_(given.requires_grad)
         return known.setdefault(id(given), copied)  # type: ignore[no-any-return]
 
-    def _answered(self, func: Any, args: Any) -> bool | None:
+    def _answered(self, func: Any, args: Any) -> Answer | None:
         """What the model is told that asks what a fake tensor cannot say.
 
         A mask counts as aligned where nobody knows its values: an encoder then goes on to the question
@@ -148,6 +147,8 @@ class FunctionMode(TorchFunctionMode):
         if func in _INFERENCE_ASKED:
             self.recorder.listener.model.mode_asked(INFERENCE)
             return self.recorder.inferred.has(args[0]) if isinstance(args[0], FakeTensor) else None
+        if func in QUESTIONS and isinstance(args[0], FakeTensor):
+            return self.recorder.listener.model.input_asked(QUESTIONS[func], args[0])
         if func is _FROM_MASK:
             raise nested_met(self.recorder.listener.model.here())
         if func in _CASTING_INSIDE and autocast_state():

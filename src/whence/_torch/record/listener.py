@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, fx
 
+from whence._torch.tensor_questions import Answer
 from whence.errors import Place
 from whence.schema import TensorFact
 
@@ -63,6 +64,9 @@ class ModelListener(Protocol):
 
     def asked(self, tensor: Tensor, fact: TensorFact) -> None:
         """Python asks something of a tensor."""
+
+    def input_asked(self, question: str, tensor: Tensor) -> Answer | None:
+        """The model asks something of a tensor; what it is told where that is an argument of its own."""
 
     def mode_asked(self, name: str) -> None:
         """Python asks how a mode of torch is."""

@@ -37,7 +37,7 @@ from whence.program.arguments.binding import (
     spelling_of,
 )
 from whence.program.arguments.containers import handed_back
-from whence.program.arguments.fitting import ArgumentFault, ExpectedLeaves, Misfit, refusal
+from whence.program.arguments.fitting import ArgumentFault, ExpectedLeaves, InputQuery, Misfit, refusal
 from whence.program.arguments.open_sizes import Sizes, sizes_within
 from whence.program.signature import Part, describe
 from whence.schema import TensorFact
@@ -55,7 +55,8 @@ class Convention:
     `parameters` is the Python signature of the callable where it has one. `leaves` are fake tensors or
     constants, in flat order; `paths` their spelled accesses. `same` pairs leaves that were one tensor.
     `reads_memory` is true where the program looks at tensors by their strides (`as_strided`), and `layouts`
-    are the paths of those whose strides the model asked for, `facts` what else it asked of which. `sizes`
+    are the paths of those whose strides the model asked for, `facts` what else it asked of which, and
+    `questions` what the arguments themselves answered. `sizes`
     says which sizes may vary, and how far; None where all are those of the capture. Of an exported program
     `limits` are the smallest and largest value of every size that it left open, by its symbol, and `adapter`
     makes the leaves of another structure fit. `returned` are containers that the callable changes and gives
@@ -74,6 +75,7 @@ class Convention:
     adapter: Adapter | None = None
     returned: tuple[tuple[str, str], ...] = ()
     facts: tuple[tuple[str, TensorFact], ...] = ()
+    questions: tuple[InputQuery, ...] = ()
 
     def flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """The leaves of a call in the captured order; raises `CallError` naming every misfit."""
@@ -93,10 +95,8 @@ class Convention:
     @cached_property
     def expected(self) -> ExpectedLeaves:
         """What the leaves of a call must be."""
-        layouts, facts = self.layouts, self.facts
-        return ExpectedLeaves(
-            self.leaves, self.paths, self.varying, self.same, self.reads_memory, layouts, facts
-        )
+        asked = self.layouts, self.facts, self.questions
+        return ExpectedLeaves(self.leaves, self.paths, self.varying, self.same, self.reads_memory, *asked)
 
     def watched(self, strided: frozenset[int]) -> ExpectedLeaves:
         """The same with all that may have decided something: `strided` are tensors whose strides may have."""

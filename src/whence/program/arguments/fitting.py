@@ -13,6 +13,7 @@ from torch import SymInt, Tensor
 from whence._torch.autograd.mode_questions import mode_now
 from whence._torch.plain_values import same_constant
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic
+from whence._torch.tensor_questions import asked_of, spelled
 from whence._torch.tensors import autocast_in_words
 from whence.errors import CallError, Place
 from whence.program.arguments.open_sizes import (
@@ -182,13 +183,30 @@ def _other_sizes(faults: Sequence[ArgumentFault]) -> Iterator[str]:
                     yield f"dim {dim} of `{row.path}`"
 
 
+@dataclass(frozen=True)
+class InputQuery:
+    """What the model asked of the argument at a position, beside its numbers and its shape, and heard."""
+
+    position: int
+    question: str
+    answer: bool | int | float | str | None
+    call: str
+    source: Source | None
+
+    @property
+    def asked(self) -> tuple[int, str]:
+        """What is asked of which argument."""
+        return self.position, self.question
+
+
 class _Row(NamedTuple):
-    """What is asked of values; `fact` is what of a tensor, where that is its own."""
+    """What is asked of values; `fact` is what of a tensor, where that is its own, and `query` who asked."""
 
     kind: Misfit
     positions: tuple[int, ...]
     condition: str
     fact: str = ""
+    query: InputQuery | None = None
 
 
 @dataclass(frozen=True)
@@ -196,8 +214,8 @@ class ExpectedLeaves:
     """What the flat values of a call must be: fake tensors or constants, each with its path.
 
     `sizes` says which of their sizes may vary, `same` which are one tensor. Where `reads_memory`, tensors are
-    looked at by their strides; those whose strides the model asked for are in `layouts`, and what else it
-    asked of which in `facts`.
+    looked at by their strides; those whose strides the model asked for are in `layouts`, what else it asked
+    of which in `facts`, and what the tensors of the capture themselves answered in `questions`.
 
     That is all for which a call is refused. `watched` is for who wants to know what else may have decided
     something: the positions of tensors whose strides may have.
@@ -210,6 +228,7 @@ class ExpectedLeaves:
     reads_memory: bool
     layouts: frozenset[str]
     facts: tuple[tuple[str, TensorFact], ...] = ()
+    questions: tuple[InputQuery, ...] = ()
     watched: frozenset[int] | None = None
 
     def fit(self, flat: Sequence[Any]) -> bool:
@@ -259,6 +278,10 @@ class ExpectedLeaves:
         for fact in sorted(asked | ({TensorFact.REQUIRES_GRAD} if is_watched else set())):
             condition = f"{value_at(at)}.{fact} == {_answer(expected, fact)}"
             yield _Row(Misfit.FACT, (at,), condition, fact)
+        for query in (query for query in self.questions if query.position == at):
+            now = f"{ask.name_of(asked_of)}({value_at(at)}, {query.question!r})"
+            condition = f"same_constant({ask.name_of(query.answer)}, {now})"
+            yield _Row(Misfit.FACT, (at,), condition, query.question, query)
 
     def _strides(self, at: int, expected: Tensor, shape: Sequence[Sized]) -> Mapping[int, Sized] | None:
         """The strides that count, by dimension; None where none does.
@@ -291,10 +314,13 @@ class ExpectedLeaves:
     def _fault(self, row: _Row, flat: Sequence[Any]) -> ArgumentFault:
         at = row.positions[0]
         words = self._words(row, flat)
+        if row.query is not None:
+            now = asked_of(flat[at], row.fact)
+            return ArgumentFault(row.kind, self.paths[at], row.query, now, words, row.positions)
         return ArgumentFault(row.kind, self.paths[at], self.leaves[at], flat[at], words, row.positions)
 
     def _words(self, row: _Row, flat: Sequence[Any]) -> str:
-        (kind, positions, _, fact), at = row, row.positions[0]
+        (kind, positions, _, fact, query), at = row, row.positions[0]
         path, expected, given = self.paths[at], self.leaves[at], flat[at]
         if kind is Misfit.TIED:
             return f"{path} and {self.paths[positions[1]]} were one tensor at capture, and are two now"
@@ -304,6 +330,9 @@ class ExpectedLeaves:
             why = "the program reads memory" if self.reads_memory else "the model asked for them"
             now = _lying(given).removeprefix("strides ")
             return f"{path} had {_lying(expected)} at capture, has {now}; {why}"
+        if query is not None:
+            what, answer = spelled(fact, path), asked_of(given, fact)
+            return f"{what} was {query.answer!r} at capture, is {answer!r}; the model asked for it"
         if kind is Misfit.FACT:
             was, now = _answer(expected, fact), _answer(given, fact)
             return f"{path}.{fact} was {was} at capture, is {now}; the model asked for it"

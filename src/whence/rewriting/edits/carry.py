@@ -1,6 +1,6 @@
 """Everything of a program that names nodes, under the names that a pass left."""
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -92,8 +92,9 @@ def _facts(
     )
 
 
-def _within(marked: Set[str], now: After, sources: NodeSources) -> Iterator[str]:
-    """What has a grad mode of its own, whatever its caller's is: what had it, and what is made of such alone."""
+def _within(marked: frozenset[str], now: After, sources: NodeSources) -> Iterator[str]:
+    """What has a grad mode of its own, whatever its caller's is: what had it, and what is made of such
+    alone."""
     yield from (node.name for name, node in now.kept.items() if name in marked)
     yield from (node.name for node, names in sources.of.items() if marked.issuperset(names))
 

@@ -5,11 +5,15 @@ from collections.abc import Iterator, Set
 import torch
 from torch import Tensor, fx
 
+from whence._torch.operators.schemas import traits
+from whence._torch.tensor_questions import asked_unheard
+from whence.program import InputQuery
 from whence.program.queries.marks import leading_to
 from whence.rewriting.functionalize import Functional
 from whence.rewriting.layouts import inputs_behind
 from whence.schema import TensorFact
 from whence.tracing.log.log import Log, ran_without
+from whence.tracing.target.placeholders import Prepared
 
 _DETACH = torch.ops.aten.detach.default
 
@@ -27,10 +31,25 @@ def asked_of_inputs(
         node = functional.value_of(row.node)
         if row.fact is TensorFact.STRIDES:
             yield from ((name, row.fact) for name in inputs_behind(node))
+        elif row.fact is TensorFact.STORAGE_OFFSET:
+            yield from ((name, row.fact) for name in _in_memory_of(node))
         elif node.op == "placeholder":
             yield node.name, row.fact
-        elif row.fact in (TensorFact.REQUIRES_GRAD, TensorFact.IS_LEAF):
+        else:
             yield from ((name, TensorFact.REQUIRES_GRAD) for name in _with_history(node, stopped, given))
+
+
+def _in_memory_of(node: fx.Node) -> Iterator[str]:
+    """The inputs that a value is a view of."""
+    behind = leading_to([node], through=lambda value: traits(value.target).viewed is not None)
+    yield from (value.name for value in behind if value.op == "placeholder")
+
+
+def asked_unheard_of(prepared: Prepared) -> Iterator[InputQuery]:
+    """What code asked arguments past torch functions."""
+    pairs = zip(prepared.leaves, prepared.originals, strict=True)
+    for position, pair in enumerate(pairs):
+        yield from (InputQuery(position, *asked, "", None) for asked in asked_unheard(*pair))
 
 
 def _with_history(node: fx.Node, stopped: Set[fx.Node], given: Set[fx.Node]) -> Set[str]:

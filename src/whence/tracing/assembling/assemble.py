@@ -43,7 +43,7 @@ from whence.rewriting.cut_gradients import cut_gradients
 from whence.rewriting.functionalize import Functional, functionalize
 from whence.rewriting.simplify import drop_unused, order_placeholders, placeholders_of
 from whence.schema import OutputKind, Phase, TensorFact
-from whence.tracing.assembling.asked import asked_of_inputs
+from whence.tracing.assembling.asked import asked_of_inputs, asked_unheard_of
 from whence.tracing.assembling.attribution import (
     attribute_branches,
     custom_functions,
@@ -192,6 +192,7 @@ def _convention(
         layouts=frozenset(path for path, fact in facts if fact is TensorFact.STRIDES),
         returned=recorded.returned,
         facts=tuple(row for row in facts if row[1] is not TensorFact.STRIDES),
+        questions=(*recorded.session.log.questions.values(), *asked_unheard_of(recorded.prepared)),
     )
 
 

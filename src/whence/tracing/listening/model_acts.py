@@ -9,17 +9,22 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.autograd.mode_questions import GRAD, mode_now
+from whence._torch.fakes import held_by_argument
 from whence._torch.record.recorder import Recorder
+from whence._torch.tensor_questions import HELD, IN_PYTHON, Answer, asked_of
 from whence.errors import CaptureError, Place
-from whence.program import ModeQuery
+from whence.program import InputQuery, ModeQuery
 from whence.schema import Phase, TensorFact
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED, refuse_lost_gradient
 from whence.tracing.listening.branches import Branches
 from whence.tracing.listening.data_dependence import data_dependent, required, tensors_read, value_of
 from whence.tracing.listening.run_state import RunState
-from whence.tracing.log.events import DtypeQueried, Lost, MetComposed, ModeQueried, TensorAsked
+from whence.tracing.log.events import DtypeQueried, InputQueried, Lost, MetComposed, ModeQueried, TensorAsked
 from whence.tracing.objections import composite_opened
 from whence.tracing.source_lines import frame_outside
+
+_OF_TWINS = (TensorFact.STRIDES, TensorFact.REQUIRES_GRAD)
+"""What the twin of an argument says as the argument itself does."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,11 @@ class ModelActs:
     def asked(self, tensor: Tensor, fact: TensorFact) -> None:
         """What Python decides by the answer holds for inputs of which it is the same.
 
+        An argument answers for itself (`input_asked`), but for its strides and whether it takes a gradient.
         Whether a value has a history it asks of the mode, too: it may have one where gradients are recorded.
         """
         node = self.recorder.node_of(tensor)
-        if node is None:
+        if node is None or (id(tensor) in self.run.log.arguments and fact not in _OF_TWINS):
             return
         if fact in (TensorFact.REQUIRES_GRAD, TensorFact.IS_LEAF):
             self._history_asked(tensor, node, fact)
@@ -84,6 +90,30 @@ class ModelActs:
         given = self.recorder.graph.find_nodes(op="placeholder")
         if tensor.requires_grad or any(getattr(row.meta.get("val"), "requires_grad", False) for row in given):
             self.mode_asked(GRAD)
+
+    def input_asked(self, question: str, tensor: Tensor) -> Answer | None:
+        """What a fake twin cannot say is said of the argument itself, and every call has to keep to it.
+
+        What the run has changed of the twin meanwhile holds, with what the argument had counted before. A
+        history and a gradient that the argument has are none of the run's: raises `UnsupportedInput`.
+        """
+        run = self.run
+        given = run.log.arguments.get(id(tensor))
+        if given is None or not (question in IN_PYTHON or run.places.finder.is_model_asking()):
+            return None
+        run.objections.distrust("the model looks at where an argument comes from")
+        before: Any = given.answers[question]
+        answer: Any = asked_of(given.tensor, question)
+        now: Any = asked_of(tensor, question)
+        module, source = run.places.reading()
+        run.log.add(InputQueried(InputQuery(given.position, question, answer, str(module or ""), source)))
+        if question in HELD:
+            if now and not answer:
+                raise held_by_argument(run.log.inputs[given.node], question, self.here())
+            return None
+        if now == before:
+            return answer  # type: ignore[no-any-return]
+        return answer + now - before if type(now) is int else now  # type: ignore[no-any-return]
 
     def mode_asked(self, name: str) -> None:
         """Python asks how a mode is; where the model has set it itself, that is so in every run."""

@@ -11,8 +11,9 @@ from torch.autograd.graph import Node
 
 from whence._torch.autograd.nodes import GradientKey
 from whence._torch.autograd.switches import Switches, switches
+from whence._torch.tensor_questions import Answer
 from whence._torch.tensors import autocast_state
-from whence.program import ModeQuery, Structure
+from whence.program import InputQuery, ModeQuery, Structure
 from whence.provenance import CallSite, Source
 from whence.schema import Phase, Quality, TensorFact
 from whence.tracing.target.loss_state import LossTensor
@@ -24,8 +25,9 @@ class Marked(NamedTuple):
     `moment` is the number of the newest autograd node: the one this operation made, if it made one.
     `cut` are the nodes whose gradient stops here, because the operation ran without grad mode; where the
     model itself had turned that on, gradients are `turned_on`; one that asks is `turned_off` where it had
-    not. `hook` is the name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved. What
-    is `borrowed` ran in a method of a module that was not called, but asked for directly.
+    not. `hook` is the name of the hook that was running; one that `packs` runs inside the operation whose
+    tensor is saved. What is `borrowed` ran in a method of a module that was not called, but asked for
+    directly.
     """
 
     node: fx.Node
@@ -142,6 +144,23 @@ class InputNamed(NamedTuple):
     words: str
 
 
+class GivenTensor(NamedTuple):
+    """A fake tensor is the twin of one among the arguments, and what it answered to questions before the
+    run."""
+
+    twin: Tensor
+    node: fx.Node
+    position: int
+    tensor: Tensor
+    answers: Mapping[str, Answer]
+
+
+class InputQueried(NamedTuple):
+    """The model asked something of an argument."""
+
+    query: InputQuery
+
+
 @dataclass(frozen=True, slots=True)
 class Met:
     """A tensor from outside the model reached an operation, and has a placeholder of this name."""
@@ -232,6 +251,8 @@ Event = (
     | GradientKept
     | Crossed
     | InputNamed
+    | GivenTensor
+    | InputQueried
     | Met
     | MadeOfNumbers
     | LossHolds

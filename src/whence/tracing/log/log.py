@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.autograd.graph import Node
 
 from whence._torch.autograd.nodes import GradientKey, sequence_number
-from whence.program import ModeQuery, Structure
+from whence.program import InputQuery, ModeQuery, Structure
 from whence.provenance import CallSite
 from whence.provenance.places import PROGRAM
 from whence.schema import Phase
@@ -20,6 +20,7 @@ from whence.tracing.log.events import (
     Crossed,
     Drew,
     Event,
+    GivenTensor,
     Marked,
     MetComposed,
     Moved,
@@ -41,11 +42,11 @@ class Log:
     `add` is all that writes to it; when the capture is over, `forget` lets go of what keeps the run alive.
 
     `taken` and `given` is what calls take and give, by the numbers of their scopes. `inputs` says of
-    placeholders what they are. `literals` are
-    tensors from outside the model by the names of their placeholders, `made` those among them that the model
-    made of numbers while it ran, and `of_loss` says by identity what the loss function holds. `lost` is what
-    autograd cannot find in a forward-only program. `kept` are the operations that put a gradient
-    into the `.grad` of a leaf, each with the identity of that. `keys` says where the gradients of values that
+    placeholders what they are, and `arguments` by identity of which tensors fake ones are twins. `literals`
+    are tensors from outside the model by the names of their placeholders, `made` those among them that the
+    model made of numbers while it ran, and `of_loss` says by identity what the loss function holds. `lost` is
+    what autograd cannot find in a forward-only program. `kept` are the operations that put a gradient into
+    the `.grad` of a leaf, each with the identity of that. `keys` says where the gradients of values that
     modules exchange are collected, and `exchanged` are all of those places.
     """
 
@@ -64,6 +65,8 @@ class Log:
     of_loss: Mapping[int, LossTensor] = field(default_factory=dict)
     asked: Sequence[TensorAsked] = field(default_factory=list)
     modes: Mapping[str, ModeQuery] = field(default_factory=dict)
+    arguments: Mapping[int, GivenTensor] = field(default_factory=dict)
+    questions: Mapping[tuple[int, str], InputQuery] = field(default_factory=dict)
     dtypes_asked: Sequence[str] = field(default_factory=list)
     draws: Sequence[fx.Node] = field(default_factory=list)
     redraws: Mapping[fx.Node, fx.Node | None] = field(default_factory=dict)
@@ -156,6 +159,8 @@ _FOLLOWS: Mapping[type, Callable[[Any, Any], None]] = {
     events.MadeOfNumbers: lambda log, event: log.made.add(event.name),
     events.LossHolds: lambda log, event: log.of_loss.update(event.tensors),
     TensorAsked: lambda log, event: log.asked.append(event),
+    GivenTensor: lambda log, event: log.arguments.update({id(event.twin): event}),
+    events.InputQueried: lambda log, event: log.questions.setdefault(event.query.asked, event.query),
     events.ModeQueried: lambda log, event: log.modes.setdefault(event.mode.name, event.mode),
     events.DtypeQueried: lambda log, event: log.dtypes_asked.append(event.line),
     Drew: _draw,

@@ -13,6 +13,7 @@ import torch
 
 from whence._torch.fakes import class_in_eager
 from whence._torch.record.recorder import FakeTensor
+from whence._torch.tensor_questions import note_class_asked
 
 _IN_EAGER = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 
@@ -46,6 +47,7 @@ def _class_of(thing: Any) -> Any:
     if kind is type:
         return TYPE
     if issubclass(kind, FakeTensor):
+        note_class_asked(thing)
         return class_in_eager(thing)
     if issubclass(kind, StandIn):
         return kind._asked_for_class(thing)
@@ -57,6 +59,8 @@ TYPE: Any = _InPlaceOfType("type", (type,), {"__module__": "builtins"})
 
 
 def _is_instance(thing: Any, kinds: Any, /) -> bool:
+    if isinstance(thing, FakeTensor):
+        note_class_asked(thing, kinds)
     if isinstance(thing, kinds):
         return True
     in_eager = _IN_EAGER.get(type(thing))

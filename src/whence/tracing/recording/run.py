@@ -31,6 +31,7 @@ from whence._torch.sizes.numbers import is_recorded
 from whence._torch.sizes.plain_answers import symbols_taken_for_numbers
 from whence._torch.sizes.symbols import SYMBOLIC, fake_mode_of, is_symbolic, number_of
 from whence._torch.subclasses.wrapper_subclasses import has_static_sizes, is_composed, layout_of
+from whence._torch.tensor_questions import all_asked_of, with_attributes_of
 from whence._torch.tensors import clear_autocast_cache, tensors_restored
 from whence.dependence.snapshots import way_back
 from whence.errors import InvalidLoss, Place, UnsupportedInput
@@ -41,7 +42,7 @@ from whence.program.signature import Input, Part
 from whence.schema import InputKind, Phase
 from whence.tracing.listening.data_dependence import INPUT, formula_decides
 from whence.tracing.listening.run_state import RunState, run_state
-from whence.tracing.log.events import InputNamed, LossHolds, Lost
+from whence.tracing.log.events import GivenTensor, InputNamed, LossHolds, Lost
 from whence.tracing.objections import result_opened
 from whence.tracing.recording.backward import Backward, differentiate
 from whence.tracing.recording.partial import keeping_what_was_recorded
@@ -230,6 +231,11 @@ def prepare(session: Session, example: Example, state: Sequence[StateTensor]) ->
     described += [(node, f"the {row.kind.value} {row.paths[0]}") for row, node in adopted]
     for node, words in described:
         session.log.add(InputNamed(node, words))
+    for position, (node, twin) in enumerate(zip(nodes, leaves, strict=True)):
+        if isinstance(twin, Tensor):
+            given = example.leaves[position]
+            with_attributes_of(twin, given)
+            session.log.add(GivenTensor(twin, node, position, given, all_asked_of(twin)))
     arguments, twins = fake_arguments(example, leaves)
     wholes = [*wholes_of_state(state, adopted), *wholes_of_arguments(example, twins, leaves, nodes)]
     prepared = Prepared(adopted, example.leaves, tuple(leaves), tuple(nodes), arguments, tuple(wholes))
