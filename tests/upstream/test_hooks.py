@@ -216,6 +216,27 @@ def test_hooks_for_all_modules() -> None:
     assert len(program.select("** :: aten.add.Tensor :: forward")) == 3
 
 
+def test_hooks_for_all_modules_run_once() -> None:
+    """What runs a program calls no module: hooks that are part of it run in it alone. A module of it would be
+    called, so there is none while they are there."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    guarded = whence.capture(model, (X,)).guarded(model, on_violation="recapture")
+    everywhere: Any = torch.nn.modules.module
+    with (
+        everywhere.register_module_forward_pre_hook(double_input),
+        everywhere.register_module_forward_hook(add_one),
+    ):
+        expected = model(X)
+        assert torch.equal(guarded(X), expected)
+        program = whence.capture(model, (X,))
+        assert program.verify(model, (X,)).ok
+        assert torch.equal(program.bind(model)(X), expected)
+        for make in (program.module, program.unflatten, lambda: program.unflatten(onto=model)):
+            with pytest.raises(whence.UsageError, match="captured with hooks on all modules"):
+                make()
+    assert torch.equal(program.unflatten()(X), expected)
+
+
 def test_tensor_hook_is_inferred() -> None:
     """A hook on an activation runs between autograd's nodes: its place is a deduction, and says so."""
 

@@ -6,11 +6,11 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from whence._torch.autograd.nodes import below_autograd
-from whence._torch.graphs import own_copy
+from whence._torch.graphs import own_copy, with_code
 from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.observe.generators import set_states, states
 from whence._torch.observe.training_steps import Optimizers, as_one_optimizer, is_optimizer, members_of
@@ -69,7 +69,7 @@ class Bound:
         self._has_run = False
         self._is_after_first = False
         self._subject = subject_of(model)
-        self._graph = _in_its_grad_modes(self.program)
+        self._graph = with_code(_in_its_grad_modes(self.program)).forward  # past hooks for all modules
         self._fakes = {
             node.name: node.meta["val"] for node in self.program.graph.find_nodes(op="placeholder")
         }
@@ -245,7 +245,7 @@ class Bound:
         ]
 
 
-def _in_its_grad_modes(program: FlatProgram) -> Callable[..., Any]:
+def _in_its_grad_modes(program: FlatProgram) -> fx.GraphModule:
     """The graph of a program, where what asks for the grad mode hears that of the model's own code."""
     if not (off := program.facts.turned_off):
         return program.graph_module

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -106,14 +107,15 @@ class Live:
                 )
 
     def _other_actors(self) -> Iterator[Fault]:
-        """The step must find the model, the optimizer and schedules of the capture where it found them."""
-        for row in self.step.actors or ():
-            if row.now() is not row.value:
-                yield Fault(
-                    f"`{row.path}` is another {type(row.value).__name__} than at capture",
-                    why="the step would train or advance that one",
-                    remedy=AGAIN,
-                )
+        """The step must find the model, the optimizer and schedules of the capture where it found them, with
+        the methods that they had."""
+        for row in self.step.replaced:
+            done = "call" if isinstance(row.value, FunctionType) else "train or advance"
+            yield Fault(
+                f"`{row.path}` is another {type(row.value).__name__} than at capture",
+                why=f"the step would {done} that one",
+                remedy=AGAIN,
+            )
 
     def _other_parameters(self) -> Iterator[Fault]:
         """Each group must hold the parameters that the model has now, and no others."""

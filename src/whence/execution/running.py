@@ -166,7 +166,7 @@ def run_eager(
 
 
 def run_module(module: nn.Module, program: FlatProgram, args: Any, kwargs: Any) -> Run:
-    result, loss = module(*args, **kwargs), None
+    result, loss = module.forward(*args, **kwargs), None  # past hooks for all modules, which are inside
     if program.signature.outputs_of(OutputKind.LOSS):
         loss, result = result
     held = {path: holder_of(module, ModulePath.parse(path)) for path in _paths(program)}

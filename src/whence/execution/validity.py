@@ -1,7 +1,7 @@
 """Does a captured program still stand for a model?"""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from whence import hierarchy
 from whence.dependence.asking import Failed, attempt
+from whence.dependence.describe import reference
 from whence.dependence.observed import Left, Observed
 from whence.errors import LostState, NotCallable, UsageError
 from whence.guards import guards_of
@@ -20,11 +21,11 @@ from whence.guards.memory import Remembered
 from whence.program import FlatProgram
 from whence.program.guards.expectations import Entries, Expectation, ExpectedConstant, Items
 from whence.program.guards.guards import Guards
-from whence.program.guards.rows import Unguarded, Violation
+from whence.program.guards.rows import Guard, Unguarded, Violation
 from whence.program.names import NamedOnly
 from whence.program.queries.same_operations import same_operations
 from whence.program.state import bound_state
-from whence.schema import OnViolation, OutputKind
+from whence.schema import GuardKind, OnViolation, OutputKind
 from whence.tracing.reads.kept_changes import applied
 from whence.tracing.sandbox.leftovers import probed
 from whence.tracing.target.subject import subject_of, tensors_by_name
@@ -170,11 +171,19 @@ def _check(
     (args, kwargs), plan = inputs, program.guards.plan
     is_joint = program.has_backward and program.step is None  # a step runs hooks on gradients itself
     checked = check_model(plan, model, _roots(program, model), memory, has_backward=is_joint)
+    checked.violations.extend(_replaced(program))
     if args is None and kwargs is None:
         return checked
     given = () if args is None else args
     violations = [*checked.violations, *input_violations(program.convention, plan, given, kwargs)]
     return replace(checked, violations=violations)
+
+
+def _replaced(program: FlatProgram) -> Iterator[Violation]:
+    """What a step finds another in the place of: optimizers and schedules, and their methods."""
+    for row in () if program.step is None else program.step.replaced:
+        guard = Guard(GuardKind.VARIABLE, row.path, reference(row.value), "the step calls it", row.path)
+        yield Violation(guard, f"another {type(row.value).__name__}")
 
 
 def _roots(program: FlatProgram, model: object) -> tuple[object, ...]:
@@ -206,4 +215,7 @@ def _checked(model: Any, current: FlatProgram, args: Any, kwargs: Any, memory: R
 
 def _module(model: Any, current: FlatProgram) -> Callable[..., Any]:
     state = bound_state(current, tensors_by_name(subject_of(model)))
-    return hierarchy.flat_module(current.with_changes(state=state, variants=()))
+    forward: Callable[..., Any] = hierarchy.flat_inside(
+        current.with_changes(state=state, variants=())
+    ).forward
+    return forward

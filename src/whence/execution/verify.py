@@ -106,7 +106,7 @@ def verify(
             return work(given)
 
     def run_program(bound: FlatProgram, seed: int | None = None) -> Run:
-        found: Run = run(lambda given: run_module(hierarchy.flat_module(bound), bound, *given), seed)
+        found: Run = run(lambda given: run_module(hierarchy.flat_inside(bound), bound, *given), seed)
         return found
 
     begins = seed_of_its_way(program, partial(run_program, bound))

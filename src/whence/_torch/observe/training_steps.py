@@ -3,6 +3,7 @@
 The user's own code calls `loss.backward()`, `optimizer.step()` and `zero_grad()`; nobody hands whence these.
 """
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import wraps
 from itertools import chain, repeat
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -354,6 +355,21 @@ def with_inner(optimizer: Optimizer) -> list[tuple[tuple[str, ...], Optimizer]]:
                 found[id(value)] = (*way, name), value
                 waiting.append(found[id(value)])
     return [*found.values()]
+
+
+def methods_of(optimizer: Optimizer) -> list[str]:
+    """The names of what steps call of an optimizer: its own methods, and those of every optimizer."""
+    own = (kind for kind in type(optimizer).__mro__ if issubclass(kind, Optimizer) and kind is not Optimizer)
+    names = {name for kind in own for name, held in vars(kind).items() if isinstance(held, FunctionType)}
+    return sorted({"step", "zero_grad", *(name for name in names if not name.startswith("__"))})
+
+
+def method_of(name: str, optimizer: Optimizer) -> object:
+    """What runs where a method of an optimizer is called, behind what a schedule puts around `step`."""
+    held = vars(optimizer).get(name, NOTHING)
+    if hasattr(held, "_wrapped_by_lr_sched"):
+        return inspect.unwrap(held, stop=lambda each: not hasattr(each, "_wrapped_by_lr_sched"))
+    return getattr(type(optimizer), name, None) if held is NOTHING else held
 
 
 def all_members_of(optimizer: object) -> list[Optimizer]:

@@ -8,6 +8,7 @@ from functools import partial
 
 from torch import nn
 
+from whence._torch.observe.hooks import global_hooks
 from whence.errors import UsageError
 from whence.hierarchy.emit.calls import CallBody, Compiler
 from whence.hierarchy.emit.modules import emit
@@ -18,6 +19,8 @@ from whence.hierarchy.run.captured import captured_of
 from whence.hierarchy.run.variants import keep_variant
 from whence.hierarchy.tree import Tree
 from whence.program import FlatProgram, wellformed
+from whence.program.guards.expectations import Hooks
+from whence.program.guards.guards import GLOBAL_HOOKS
 from whence.program.state import copy_results, refuse_elsewhere
 from whence.provenance import CallSite
 from whence.schema import Phase
@@ -37,12 +40,19 @@ class DissolvedCall:
 
 def unflatten(program: FlatProgram, *, onto: object = None, copy: bool = False) -> Tree:
     """The module tree of a program, runnable and trainable; `onto` a model, as instances of its classes."""
+    _refuse_hooks_of_all(program)
     return _with_variants(program, partial(_emitted, onto=onto), copy=copy)  # type: ignore[return-value]
 
 
 def flat_module(program: FlatProgram, *, copy: bool = False) -> Tree:
     """The program as one module with one graph, holding the original's state under its own names."""
+    _refuse_hooks_of_all(program)
     return _with_variants(program, _flat, copy=copy)  # type: ignore[return-value]
+
+
+def flat_inside(program: FlatProgram) -> nn.Module:
+    """The same, for calls of its `forward`: those run no hooks."""
+    return _with_variants(program, _flat, copy=False)
 
 
 def _flat(program: FlatProgram) -> nn.Module:
@@ -82,6 +92,17 @@ def _emitted(program: FlatProgram, *, onto: object = None) -> nn.Module:
     check(planned)
     _warn_about_dissolved(planned)
     return emit(planned, onto=onto)
+
+
+def _refuse_hooks_of_all(program: FlatProgram) -> None:
+    """Hooks for all modules that ran in a capture would run again in the call of the module it becomes."""
+    ran = (guard.expected for guard in program.guards if guard.name == GLOBAL_HOOKS)
+    if any(hooks != Hooks() for hooks in ran) and any(global_hooks().values()):
+        raise UsageError(
+            f"{program.name} was captured with hooks on all modules, and they are there",
+            why="they are part of the program, and run once more where a module is called",
+            remedy="remove them, put hooks on the modules that they are for, or call program.bind(model)",
+        )
 
 
 def refuse_step(program: FlatProgram) -> None:

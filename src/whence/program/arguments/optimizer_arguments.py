@@ -333,7 +333,7 @@ class Step:
     `graph` is the graph that was captured, as long as no pass has made another one of it. A `second` step is
     another program than the first, which only the step itself takes. `hooked` are parameters that have hooks
     on their gradients, each with these in words: what they do is part of the program. `actors` are the model,
-    the optimizer and schedules where the step finds them; a file does not know them.
+    the optimizer, its methods and schedules where the step finds them; a file does not know them.
     """
 
     call: Callable[..., Any]
@@ -357,6 +357,11 @@ class Step:
     second: bool = False
     hooked: tuple[tuple[str, tuple[str, ...]], ...] = ()
     actors: tuple[Outside, ...] | None = None
+
+    @property
+    def replaced(self) -> list[Outside]:
+        """What the step finds another in the place of, of `actors`."""
+        return [row for row in self.actors or () if row.now() is not row.value]
 
     @property
     def zeroed(self) -> frozenset[str]:

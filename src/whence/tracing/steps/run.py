@@ -1,16 +1,23 @@
 """Run a training step once on fake tensors, and write the log."""
 
 from collections import Counter as Counted
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 
 import torch
 from torch import Tensor, fx
 
 from whence._torch.autograd.replaced_data import lies_under_another
 from whence._torch.observe.hooks import gradient_hooks, hooks_on_gradient
-from whence._torch.observe.training_steps import engine_code, observed_step
+from whence._torch.observe.training_steps import (
+    all_members_of,
+    engine_code,
+    method_of,
+    methods_of,
+    observed_step,
+)
 from whence._torch.pytrees import tree_flatten, tree_unflatten
 from whence._torch.refusals import data_replaced
 from whence._torch.tensors import tensors_restored
@@ -110,12 +117,22 @@ def record_step(
             outcome, settled = host.settle(place), replace(wish, host=wish.host.settled)
             refuse_changes_of_its_own(own, found, settled, place)
             recorded = _recorded(session, found, settled, inputs, recorded, outcome)
-            step = replace(recorded.step, hooked=_in_words(subject), actors=tuple(reads.actors))
+            step = replace(
+                recorded.step, hooked=_in_words(subject), actors=(*reads.actors, *_methods(found.optimizer))
+            )
             rows = (*((row, None) for row in hooks), *reads.found(place))
             refuse_another_first_step(session, found, wish.operations)
             return replace(recorded, step=step, outside=rows)
 
     return undoing.around(run)
+
+
+def _methods(optimizer: object) -> Iterator[Outside]:
+    """What the step calls of its optimizers."""
+    for member in all_members_of(optimizer):
+        for name in methods_of(member):
+            path, way = f"{type(member).__name__}.{name}", partial(method_of, name)
+            yield Outside(path, member, (way,), way(member))
 
 
 def _flags(subject: Subject) -> dict[str, bool]:
