@@ -31,7 +31,7 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
     },
     "program/arguments/test_convention.py": {"test_unknown_container_is_named_by_its_class": _PRINTED},
     "execution/test_verify.py": {"test_meta_model_cannot_be_verified": _RESTORING},
-    "tracing/attribution/test_attribution_recomputation.py": {
+    "tracing/assembling/test_attribution_recomputation.py": {
         "test_checkpoint_around_a_running_average[one-forward]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[one-tangents]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[one-loss]": _RECOMPUTED,
