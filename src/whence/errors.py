@@ -107,10 +107,10 @@ class WhenceError(Exception):
         rows = tuple(faults)
         places = {row.where for row in rows}
         error = cls(
-            _together(_named(rows)),
+            _texts_together(_faults_in_words(rows)),
             where=places.pop() if len(places) == 1 else None,
-            why=_together(row.why for row in rows),
-            remedy=_together(row.remedy for row in rows),
+            why=_texts_together(row.why for row in rows),
+            remedy=_texts_together(row.remedy for row in rows),
         )
         error.faults = rows if len(rows) > 1 else ()
         return error
@@ -123,7 +123,7 @@ class WhenceError(Exception):
 
     def __str__(self) -> str:
         rows = self.faults or (Fault(self.what, self.where, self.why, self.remedy),)
-        blocks = [line for alike in _alike(rows) for line in _block(self.code, alike)]
+        blocks = [line for alike in _alike_faults(rows) for line in _block(self.code, alike)]
         shown = [self.shown] if self.shown else []
         return "\n".join([*blocks, *self._hints(), *shown])
 
@@ -132,7 +132,7 @@ class WhenceError(Exception):
         return [f"  more: docs/errors/{self.code}.md in whence's repository"]
 
 
-def _alike(faults: Sequence[Fault]) -> Iterable[Sequence[Fault]]:
+def _alike_faults(faults: Sequence[Fault]) -> Iterable[Sequence[Fault]]:
     """Faults for the same reason and with the same remedy are one paragraph."""
     found: dict[tuple[str, str], list[Fault]] = {}
     for fault in faults:
@@ -143,21 +143,21 @@ def _alike(faults: Sequence[Fault]) -> Iterable[Sequence[Fault]]:
 def _block(code: str, alike: Sequence[Fault]) -> list[str]:
     first = alike[0]
     where = str(first.where) if len({fault.where for fault in alike}) == 1 else ""
-    rows = [f"[{code}] {_together(_named(alike))}"]
+    rows = [f"[{code}] {_texts_together(_faults_in_words(alike))}"]
     rows += [f"  where: {where}"] if where else []
     rows += [f"  why: {first.why}"] if first.why else []
     rows += [f"  what to do: {first.remedy}"] if first.remedy else []
     return rows
 
 
-def _named(faults: Sequence[Fault]) -> list[str]:
+def _faults_in_words(faults: Sequence[Fault]) -> list[str]:
     """What is wrong, each with its place where there are several places."""
     if len({fault.where for fault in faults}) == 1:
         return [fault.what for fault in faults]
     return [f"{fault.what} ({fault.where})" if str(fault.where) else fault.what for fault in faults]
 
 
-def _together(texts: Iterable[str]) -> str:
+def _texts_together(texts: Iterable[str]) -> str:
     return "; ".join(dict.fromkeys(text for text in texts if text))
 
 

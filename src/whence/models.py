@@ -162,22 +162,22 @@ def _unreadable(expression: str) -> UsageError:
 
 def _with_example(model: Any) -> NamedModel:
     generator = torch.Generator().manual_seed(0)
-    kwargs = _example(model, model.config, generator)
+    kwargs = _example_inputs(model, model.config, generator)
     return NamedModel(model, (), kwargs, mean_square)
 
 
-def _example(model: Any, config: Any, generator: torch.Generator) -> dict[str, Any]:
+def _example_inputs(model: Any, config: Any, generator: torch.Generator) -> dict[str, Any]:
     """Inputs by the model's main input; sizes from its configuration."""
     match model.main_input_name:
         case "pixel_values":
-            inputs = {"pixel_values": _images(_part(config, "vision_config"), generator)}
+            inputs = {"pixel_values": _images(_part_of_config(config, "vision_config"), generator)}
         case "input_features":
             frames = 2 * getattr(config, "max_source_positions", 50)
             inputs = {"input_features": torch.randn(BATCH, config.num_mel_bins, frames, generator=generator)}
         case "input_values":
             inputs = {"input_values": torch.randn(BATCH, 4000, generator=generator)}
         case _:
-            inputs = {"input_ids": _ids(_part(config, "text_config"), generator)}
+            inputs = {"input_ids": _ids(_part_of_config(config, "text_config"), generator)}
     if hasattr(config, "text_config") and hasattr(config, "vision_config"):
         inputs |= {
             "input_ids": _ids(config.text_config, generator),
@@ -192,7 +192,7 @@ def _example(model: Any, config: Any, generator: torch.Generator) -> dict[str, A
     return inputs
 
 
-def _part(config: Any, name: str) -> Any:
+def _part_of_config(config: Any, name: str) -> Any:
     return getattr(config, name, config)
 
 

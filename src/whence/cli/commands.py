@@ -56,7 +56,7 @@ def _distance(text: str) -> float:
     return found
 
 
-def _size(text: str) -> tuple[str, int]:
+def _size_option(text: str) -> tuple[str, int]:
     name, _, number = text.partition("=")
     if not name or not number.isdigit():
         raise argparse.ArgumentTypeError("a size is a name and a whole number, as batch=8")
@@ -81,7 +81,7 @@ _LOSS = _option("--loss", metavar="NAME", help="the loss, package.module:functio
 _SIZE = _option(
     "--size",
     dest="sizes",
-    type=_size,
+    type=_size_option,
     metavar="NAME=N",
     action="append",
     default=[],

@@ -28,10 +28,10 @@ def _choices(command: Command) -> Iterator[tuple[Option, str]]:
 
 def _bash() -> str:
     """Files complete whatever is no option: programs in files, and where to write."""
-    first = _quoted(" ".join([*(command.name for command in COMMANDS), *_GENERAL]))
-    words = [f"        {command.name}) offered={_quoted(_words(command))} ;;" for command in COMMANDS]
+    first = _shell_quoted(" ".join([*(command.name for command in COMMANDS), *_GENERAL]))
+    words = [f"        {command.name}) offered={_shell_quoted(_words(command))} ;;" for command in COMMANDS]
     chosen = [
-        f"        {command.name}:{name}) offered={_quoted(choices)} ;;"
+        f"        {command.name}:{name}) offered={_shell_quoted(choices)} ;;"
         for command in COMMANDS
         for option, choices in _choices(command)
         for name in option.names
@@ -42,7 +42,7 @@ def _bash() -> str:
             '    local current="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}" offered=""',
             '    case "${COMP_WORDS[1]}:$before" in',
             *chosen,
-            f"        --completion:*) offered={_quoted(' '.join(SHELLS))} ;;",
+            f"        --completion:*) offered={_shell_quoted(' '.join(SHELLS))} ;;",
             "    esac",
             "    if [[ -z $offered && ( $current == -* || $COMP_CWORD == 1 ) ]]; then",
             '    case "${COMP_WORDS[1]}" in',
@@ -67,9 +67,11 @@ def _zsh() -> str:
 def _fish() -> str:
     first = "__fish_use_subcommand"
     lines = [f"complete -c whence -n {first} -f -l {name.removeprefix('--')}" for name in _GENERAL[:2]]
-    lines.append(f"complete -c whence -n {first} -x -l completion -a {_quoted(' '.join(SHELLS))}")
+    lines.append(f"complete -c whence -n {first} -x -l completion -a {_shell_quoted(' '.join(SHELLS))}")
     for command in COMMANDS:
-        lines.append(f"complete -c whence -n {first} -f -a {command.name} -d {_quoted(command.purpose)}")
+        lines.append(
+            f"complete -c whence -n {first} -f -a {command.name} -d {_shell_quoted(command.purpose)}"
+        )
         lines += [_fish_option(command, option) for option in _flags(command)]
     return "\n".join([*lines, ""])
 
@@ -77,11 +79,11 @@ def _fish() -> str:
 def _fish_option(command: Command, option: Option) -> str:
     names = [f"-l {name[2:]}" if name.startswith("--") else f"-s {name[1:]}" for name in option.names]
     settings = option.settings
-    takes = ["-x", "-a", _quoted(" ".join(settings["choices"]))] if "choices" in settings else []
+    takes = ["-x", "-a", _shell_quoted(" ".join(settings["choices"]))] if "choices" in settings else []
     takes = takes or ([] if "action" in settings else ["-r"])
-    seen = _quoted(f"__fish_seen_subcommand_from {command.name}")
-    return " ".join(["complete -c whence -n", seen, *names, *takes, "-d", _quoted(settings["help"])])
+    seen = _shell_quoted(f"__fish_seen_subcommand_from {command.name}")
+    return " ".join(["complete -c whence -n", seen, *names, *takes, "-d", _shell_quoted(settings["help"])])
 
 
-def _quoted(text: str) -> str:
+def _shell_quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"

@@ -47,10 +47,12 @@ def check(options: argparse.Namespace, console: Console) -> int:
         print_page(console, violation)
     if len(violations) > _MOST_SHOWN:
         print_page(console, f"… and {len(violations) - _MOST_SHOWN:,} more (--json has all)")
-    return print_page(console, _summary(options, len(program.guards), len(violations)), ok=not violations)
+    return print_page(
+        console, _check_summary(options, len(program.guards), len(violations)), ok=not violations
+    )
 
 
-def _summary(options: argparse.Namespace, guards: int, violations: int) -> str:
+def _check_summary(options: argparse.Namespace, guards: int, violations: int) -> str:
     on = options.other or f"another instance of {options.model}"
     if violations:
         return f"{violations} of {guards:,} guards do not hold on {on}"

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 
 from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence._torch.subclasses.fully_sharded import class_as_written, is_of_sharding
-from whence._torch.subclasses.spread import described
+from whence._torch.subclasses.spread import spread_layout
 from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of
 from whence.dependence.snapshots import content_of_cell
 from whence.dependence.tensor_facts import facts_of
@@ -197,7 +197,7 @@ def expected_tensor(
         return ExpectedTensor(facts_of(tensor), number, target)
     layout = layout_of(tensor)
     parts = tuple(expected_tensor(getattr(tensor, name)) for name in layout.names)
-    return ExpectedTensor(facts_of(tensor), number, target, described(layout) or layout, parts)
+    return ExpectedTensor(facts_of(tensor), number, target, spread_layout(layout) or layout, parts)
 
 
 def reference(value: object) -> Reference:

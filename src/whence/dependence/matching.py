@@ -65,7 +65,7 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
     """What `value` is, in words, when it is not what was expected."""
     match expected:
         case ExpectedConstant(wanted):
-            return None if same_constant(wanted, value) else _shown(value)
+            return None if same_constant(wanted, value) else _found_in_words(value)
         case ExpectedTensor():
             return tensor_difference(expected, value, walk)
         case ExpectedHolder(number, kind):
@@ -75,19 +75,19 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
         case Entries(kind, keys, items):
             return _entries_difference(kind, keys, items, value, walk)
         case Snapshot(kind, content):
-            return None if type(value) is kind and content_of(value) == content else _shown(value)
+            return None if type(value) is kind and content_of(value) == content else _found_in_words(value)
         case ExpectedFunction():
-            return None if _is_function(expected, value, walk) else _shown(value)
+            return None if _is_function(expected, value, walk) else _found_in_words(value)
         case Reference(target, kind):
-            return None if _is_same(target(), kind, value, walk) else _other(kind, value)
+            return None if _is_same_object(target(), kind, value, walk) else _other_in_words(kind, value)
         case Hooks() | ExpectedNames() | ExpectedWords() | Missing() | SizeRule():
-            return _shown(value)
+            return _found_in_words(value)
 
 
 def tensor_difference(expected: ExpectedTensor, value: Any, walk: Walk) -> str | None:
     """How a tensor differs in anything but its numbers, or in which other tensor it is."""
     if not isinstance(value, Tensor):
-        return _shown(value)
+        return _found_in_words(value)
     found = expected_tensor(value, expected.number)
     if expected.facts.strides is None or _same_strides(expected, found) or _is_copied(expected, found):
         found = found.with_strides(expected.facts.strides)
@@ -106,7 +106,7 @@ def tensor_difference(expected: ExpectedTensor, value: Any, walk: Walk) -> str |
 def found_in_place(expected: Expectation, value: Any, walk: Walk) -> str | None:
     """What a lookup found, or that it found `NOTHING`, where that is not what was expected."""
     if isinstance(expected, Missing):
-        return None if value is NOTHING else _shown(value)
+        return None if value is NOTHING else _found_in_words(value)
     return "absent" if value is NOTHING else difference(expected, value, walk)
 
 
@@ -157,7 +157,7 @@ def _tie_difference(number: int, value: Tensor, walk: Walk) -> str | None:
 
 def _holder_difference(number: int, kind: type, value: Any, walk: Walk) -> str | None:
     if not same_class(kind, type(value)):
-        return _other(kind, value)
+        return _other_in_words(kind, value)
     known = walk.holders.setdefault(number, value)
     if known is not value and isinstance(value, nn.Module):
         return f"a {type(value).__name__} of its own"
@@ -167,12 +167,12 @@ def _holder_difference(number: int, kind: type, value: Any, walk: Walk) -> str |
 
 def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk: Walk) -> str | None:
     if type(value) is kind and isinstance(value, HELD_BY_CLASSES):
-        return None if difference(items[0], inside_of_class(value), walk) is None else _shown(value)
+        return None if difference(items[0], inside_of_class(value), walk) is None else _found_in_words(value)
     if type(value) is not kind or not isinstance(value, list | tuple | deque | weakref.ref):
-        return _shown(value)
+        return _found_in_words(value)
     held = [] if isinstance(value, weakref.ref) else list(iter(value))  # its class may have no length
     if len(held) != len(items):
-        return _shown(value)
+        return _found_in_words(value)
     return _first_difference(items, held, [f"[{position}]" for position in range(len(items))], walk)
 
 
@@ -181,9 +181,9 @@ def _entries_difference(
 ) -> str | None:
     held = vars(value) if isinstance(value, types.SimpleNamespace) else value
     if not isinstance(held, dict) or type(value) is not kind or len(held) != len(keys):
-        return _shown(value)
+        return _found_in_words(value)
     if not all(_is_same_key(key, found, walk) for key, found in zip(keys, held, strict=True)):
-        return _shown(value)
+        return _found_in_words(value)
     return _first_difference(items, list(held.values()), [f"[{key!r}]" for key in keys], walk)
 
 
@@ -192,7 +192,7 @@ def _is_same_key(left: object, right: object, walk: Walk) -> bool:
         return same_constant(left, right)
     if is_solid(left):
         return is_solid(right) and left == right
-    return _is_same(left, type(left), right, walk)
+    return _is_same_object(left, type(left), right, walk)
 
 
 def _first_difference(
@@ -250,20 +250,20 @@ def _fixes_the_same(expected: ExpectedFunction, fixed: "functools.partial[Any] |
     return all(difference(item, value, walk) is None for item, value in pairs)
 
 
-def _is_same(target: object, kind: type, value: Any, walk: Walk) -> bool:
+def _is_same_object(target: object, kind: type, value: Any, walk: Walk) -> bool:
     """The same object on the captured model; on another one, which has objects of its own, the same class."""
     if target is not None and value is target:
         return True
     return not walk.same_model and same_class(kind, type(value))
 
 
-def _other(kind: type, value: Any) -> str:
+def _other_in_words(kind: type, value: Any) -> str:
     name = type(value).__name__
     if type(value) in PLAIN:
         return repr(value)
     return f"another {name}" if same_class(kind, type(value)) or name == kind.__name__ else name
 
 
-def _shown(value: Any) -> str:
+def _found_in_words(value: Any) -> str:
     """A found value in words, without running code of its own."""
     return type(value).__name__ if isinstance(value, nn.Module) else shown(value)

@@ -271,7 +271,7 @@ def _same_keys(left: Any, right: Any) -> bool:
     )
 
 
-def _refill(held: Any, kept: Any) -> None:
+def _refill_container(held: Any, kept: Any) -> None:
     """Give a container back what it held."""
     if isinstance(held, dict) and isinstance(kept, dict):
         _reset(held, kept)
@@ -285,7 +285,7 @@ def _refill(held: Any, kept: Any) -> None:
         held.update(kept)
 
 
-def _copied(held: Any) -> Any:
+def _copy_of_container(held: Any) -> Any:
     """A copy of a container, made by no code of its class."""
     if isinstance(held, dict):
         return dict.copy(held)
@@ -296,7 +296,7 @@ def _copied(held: Any) -> Any:
 
 VARIABLE = StateKind(lambda it: it.namespace.get(it.name, NOTHING), _set_variable, is_)
 CELL = StateKind(content_of_cell, _set_cell, is_)
-CONTAINER = StateKind(_copied, _refill, same_items, lambda held: held)
+CONTAINER = StateKind(_copy_of_container, _refill_container, same_items, lambda held: held)
 ATTRIBUTES = StateKind(
     lambda thing: dict(own_attributes(thing)),
     lambda thing, before: _reset(own_attributes(thing), before),
@@ -393,7 +393,7 @@ def containers_saved(rows: Iterable[tuple[str, Container]], *, keyed: bool = Fal
         path, held = waiting.pop()
         if id(held) not in seen:
             seen.add(id(held))
-            found.append(Saved(path, held, CONTAINER, _copied(held)))
+            found.append(Saved(path, held, CONTAINER, _copy_of_container(held)))
             values = values_of(held)
             if any(issubclass(kind, CONTAINERS) for kind in set(map(type, values))):
                 keys = held if isinstance(held, dict) else range(len(held))

@@ -39,11 +39,11 @@ def all_facts_of(tensor: Tensor) -> AllFacts:
         tensor.is_inference(),
         *(comparable((offset,)) if has_open_sizes(tensor) else (offset,)),
         is_leaf and tensor.grad is not None,
-        tuple(map(_attribute, attributes_set_on(tensor).items())) if tensor.__dict__ else (),
+        tuple(map(_attribute_fact, attributes_set_on(tensor).items())) if tensor.__dict__ else (),
     )
 
 
-def _attribute(item: tuple[str, Any]) -> tuple[str, type, Any]:
+def _attribute_fact(item: tuple[str, Any]) -> tuple[str, type, Any]:
     """An attribute that somebody has set on a tensor; what cannot be compared is only like itself."""
     name, value = item
     return name, type(value), repr(value) if type(value) in PLAIN else id(value)

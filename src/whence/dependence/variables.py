@@ -207,10 +207,10 @@ class OutsideVariables:
         """What holds something else now."""
         yield from (f"the variable {name}" for space in self.spaces if (name := space.changed()) is not None)
         for held in self.reached.changed():
-            yield _spelled(held.thing)
+            yield _thing_in_words(held.thing)
 
 
-def _spelled(thing: Any) -> str:
+def _thing_in_words(thing: Any) -> str:
     if isinstance(thing, type):
         return f"the class {thing.__name__}"
     return f"a {type(thing).__name__} outside the model"
@@ -228,7 +228,7 @@ def _functions_in(things: Iterable[Any]) -> Iterator[FunctionType]:
             yield thing
             waiting += [content_of_cell(cell) for cell in thing.__closure__ or ()]
         elif isinstance(thing, type):
-            held = [value for base in _written(thing) for value in vars(base).values()]
+            held = [value for base in _classes_of_user(thing) for value in vars(base).values()]
             waiting += [function_in(value) or value for value in held if isinstance(value, _CALLED)]
         elif inside := behind(thing):
             waiting += inside
@@ -240,6 +240,6 @@ def _functions_in(things: Iterable[Any]) -> Iterator[FunctionType]:
             waiting.append(type(thing))
 
 
-def _written(kind: type) -> Iterator[type]:
+def _classes_of_user(kind: type) -> Iterator[type]:
     """A class and its bases, but for those of Python and torch."""
     return (base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("builtins", "torch"))

@@ -22,7 +22,7 @@ from whence.execution.running import take
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
 from whence.hierarchy.emit.differentiable import laid_out, without_gradients
-from whence.hierarchy.value_shapes import described
+from whence.hierarchy.value_shapes import described_at
 from whence.program import FlatProgram
 from whence.program.arguments.fitting import other_autocast
 from whence.program.arguments.host_state import HostPlace
@@ -74,7 +74,7 @@ class Bound:
             node.name: node.meta["val"] for node in self.program.graph.find_nodes(op="placeholder")
         }
         self._decides = any(node.target is stays for node in self.program.graph.nodes)
-        UsageError.refuse(_faults(self.program, self._subject, self.optimizer))
+        UsageError.refuse(_faults_of_state(self.program, self._subject, self.optimizer))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "Bound":
         """The copy of the program, bound to the copies of the model and the optimizer."""
@@ -180,7 +180,7 @@ class Bound:
         if checked.violations:
             raise stale_capture(program, checked)
         if checked.changes and not _settles(program):
-            raise _changes(checked.changes)
+            raise _changes_itself(checked.changes)
         if not self._subject.is_current:  # a module has taken the place of another
             self._subject = subject_of(self.model)
         begun = Live(program, tensors_by_name(self._subject), flat, self.optimizer)
@@ -238,7 +238,7 @@ class Bound:
     def _arguments(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
         """The inputs in order, in the memory layout of the capture."""
         return [
-            laid_out(value if self._is_forward else value.detach(), described(self._fakes[name], sizes))
+            laid_out(value if self._is_forward else value.detach(), described_at(self._fakes[name], sizes))
             if isinstance(value, Tensor)
             else value
             for name, value in ((row.name, values[row.name]) for row in self.program.signature.inputs)
@@ -261,7 +261,7 @@ def _without_history(value: Any) -> Any:
     return value.detach() if isinstance(value, Tensor) and value.requires_grad else value
 
 
-def _faults(program: FlatProgram, subject: Subject, optimizer: object) -> Sequence[Fault]:
+def _faults_of_state(program: FlatProgram, subject: Subject, optimizer: object) -> Sequence[Fault]:
     found, step = [], program.step or Step(call=program.graph_module)
     if program.signature.inputs_of(InputKind.TANGENT):
         what = "the program takes the gradients of its outputs, and nothing says which"
@@ -355,7 +355,7 @@ def _settles(program: FlatProgram) -> bool:
     return settled is not None and not settled.changes
 
 
-def _changes(names: Sequence[str]) -> StaleCapture:
+def _changes_itself(names: Sequence[str]) -> StaleCapture:
     return StaleCapture(
         f"the model changes {', '.join(names)} when it runs, and reads it",
         why="the program leaves that out, so the next run would find it as it was",

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.observe.attribute_reads import NOTHING
-from whence._torch.observe.hooks import described, gradient_hooks
+from whence._torch.observe.hooks import gradient_hooks, hook_in_words
 from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
 from whence._torch.plain_values import same_objects
 from whence._torch.tensors import storage_of
@@ -186,7 +186,7 @@ class Live:
 
     def _hooked(self) -> list[Fault]:
         hooks = [] if self.optimizer is None else optimizer_hooks(self.optimizer)
-        what = f"there are hooks on the optimizer's step: {'; '.join(map(described, hooks))}"
+        what = f"there are hooks on the optimizer's step: {'; '.join(map(hook_in_words, hooks))}"
         why = "there were none at capture, and the program does not run them"
         return [Fault(what, why=why, remedy="remove them")] * bool(hooks) + [*self._hooked_gradients()]
 
@@ -375,19 +375,21 @@ def of(row: Output) -> str:
 
 def _in_own_memory(rows: Sequence[tuple[Output, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
     """New values and gradients, each in memory of its own: what is written must not change another."""
-    taken = {_memory(value) for value in values.values() if isinstance(value, Tensor)}
-    taken |= {_memory(value) for row, value in rows if row.kind in _HANDED_OUT and isinstance(value, Tensor)}
+    taken = {_memory_behind(value) for value in values.values() if isinstance(value, Tensor)}
+    taken |= {
+        _memory_behind(value) for row, value in rows if row.kind in _HANDED_OUT and isinstance(value, Tensor)
+    }
     found: dict[str, Any] = {}
     for row, value in rows:
         if row.kind not in (OutputKind.MUTATION, OutputKind.GRADIENT) or not isinstance(value, Tensor):
             continue
-        found[row.name] = value.clone() if _memory(value) in taken else value
+        found[row.name] = value.clone() if _memory_behind(value) in taken else value
         if row.kind is OutputKind.GRADIENT:
-            taken.add(_memory(found[row.name]))
+            taken.add(_memory_behind(found[row.name]))
     return found
 
 
-def _memory(value: Tensor) -> int:
+def _memory_behind(value: Tensor) -> int:
     """The memory that a tensor looks into; a sparse one shares none."""
     return storage_of(value) if value.layout is torch.strided else id(value)
 

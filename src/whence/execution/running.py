@@ -270,10 +270,10 @@ def differentiate(leaves: Sequence[Any], loss: Tensor | None) -> list[Any]:
 def _drawn(like: Tensor, generator: torch.Generator) -> Any:
     parts, spec = tree_flatten(like)
     numbers = [torch.randn(part.shape, generator=generator, dtype=torch.float32) for part in parts]
-    return tree_unflatten([_laid_out(*pair) for pair in zip(parts, numbers, strict=True)], spec)
+    return tree_unflatten([_numbers_laid_out(*pair) for pair in zip(parts, numbers, strict=True)], spec)
 
 
-def _laid_out(part: Tensor, drawn: Tensor) -> Tensor:
+def _numbers_laid_out(part: Tensor, drawn: Tensor) -> Tensor:
     """Numbers in the memory layout of a tensor; for a sparse one dense numbers, which autograd takes, too."""
     if part.layout is not torch.strided:
         return drawn.to(part.dtype)

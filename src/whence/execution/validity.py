@@ -205,11 +205,11 @@ def guarded(program: FlatProgram, model: Any, on_violation: str, capture: Captur
             remedy=f"use {', '.join(map(repr, map(str, OnViolation)))}",
         )
     # no closures: a deep copy is about the copy of the model
-    ways = Ways(partial(_checked, model), partial(_module, model), partial(capture, model))
+    ways = Ways(partial(_checked_model, model), partial(_module, model), partial(capture, model))
     return Guarded(program, model, OnViolation(on_violation), ways)
 
 
-def _checked(model: Any, current: FlatProgram, args: Any, kwargs: Any, memory: Remembered) -> Checked:
+def _checked_model(model: Any, current: FlatProgram, args: Any, kwargs: Any, memory: Remembered) -> Checked:
     return check(current, model, args, kwargs, memory)
 
 

@@ -203,19 +203,23 @@ def uninitialised_reads(program: FlatProgram, run: Callable[[FlatProgram], Run])
     in that memory, and with another.
     """
     names = [node.name for node in program.graph.nodes if said_of(node.target).gives_memory and node.users]
-    if not names or not _reached(program, names, run):
+    if not names or not _difference_reached(program, names, run):
         return ()
-    reached = {name: _reached(program, [name], run) for name in names}
-    return tuple(_told(program, name, found) for name, found in reached.items() if found)
+    reached = {name: _difference_reached(program, [name], run) for name in names}
+    return tuple(_reach_in_words(program, name, found) for name, found in reached.items() if found)
 
 
-def _reached(program: FlatProgram, names: Sequence[str], run: Callable[[FlatProgram], Run]) -> list[str]:
+def _difference_reached(
+    program: FlatProgram, names: Sequence[str], run: Callable[[FlatProgram], Run]
+) -> list[str]:
     """What differs when other numbers lie in the memory that these nodes give."""
-    rows = compare(run(_filled(program, names, 1)), run(_filled(program, names, torch.nan)))
+    rows = compare(
+        run(_with_memory_filled(program, names, 1)), run(_with_memory_filled(program, names, torch.nan))
+    )
     return [f"{row.kind} {row.name}" for row in rows if not row.equal]
 
 
-def _filled(program: FlatProgram, names: Sequence[str], number: float) -> FlatProgram:
+def _with_memory_filled(program: FlatProgram, names: Sequence[str], number: float) -> FlatProgram:
     module = own_copy(program.graph_module)
     for node in [node for node in module.graph.nodes if node.name in names]:
         dtype = node.meta["val"].dtype
@@ -226,5 +230,5 @@ def _filled(program: FlatProgram, names: Sequence[str], number: float) -> FlatPr
     return program.with_changes(graph_module=module)
 
 
-def _told(program: FlatProgram, name: str, reached: Sequence[str]) -> str:
+def _reach_in_words(program: FlatProgram, name: str, reached: Sequence[str]) -> str:
     return f"{name} ({place_of(program.node(name))}) reaches {', '.join(reached)}"

@@ -74,7 +74,7 @@ def verify_step(
     def by_call() -> Iterator[Comparison]:
         noting, watcher = _Noting(program, model, optimizer, check), Watcher(subject)
         run(noting)
-        run(partial(_watched, watcher, step.call))
+        run(partial(_watched_call, watcher, step.call))
         return calls_beside(program, watcher, noting.noted)
 
     begins = seed_of_its_way(program, partial(run_program, program))
@@ -106,7 +106,7 @@ class _Noting(Bound):
         return fx.map_arg(results, lambda node: values[node.name])
 
 
-def _watched(watcher: Watcher, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _watched_call(watcher: Watcher, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with observed_modules(watcher):
         return call(*args, **kwargs)
 

@@ -77,7 +77,9 @@ def _modules(observed: Observed) -> list[Located]:
             holder = Holder(
                 len(rows), str(path), class_as_written(type(module)), True, names, roots.get(path)
             )
-            rows[id(module)] = Located(module, holder, wrappers=_wrappers(path, module, modules.get(parent)))
+            rows[id(module)] = Located(
+                module, holder, wrappers=_wrappers_between(path, module, modules.get(parent))
+            )
         else:
             holder = replace(known.holder, names=(*known.holder.names, *names))
             aliases = (*known.aliases, str(path)) if names else known.aliases
@@ -86,7 +88,7 @@ def _modules(observed: Observed) -> list[Located]:
     return list(rows.values())
 
 
-def _wrappers(path: ModulePath, module: nn.Module, parent: nn.Module | None) -> tuple[nn.Module, ...]:
+def _wrappers_between(path: ModulePath, module: nn.Module, parent: nn.Module | None) -> tuple[nn.Module, ...]:
     """What a module is seen through where its parent holds it."""
     held = None if parent is None or not path else parent._modules.get(path.name)
     return () if held is None or held is module else wrapper_chain(held)
@@ -119,19 +121,19 @@ def _object_paths(observed: Observed, paths: dict[int, str]) -> dict[int, str]:
             continue
         above = known.get(id(read.holder), "")
         spelled = f"{above}.{read.name}" if above else read.name
-        for path, value in _inside(read.value, spelled):
+        for path, value in _items_inside(read.value, spelled):
             if id(value) in wanted and id(value) not in found:
                 found[id(value)] = known[id(value)] = path
     return {identity: found.get(identity, "an object") for identity in wanted}
 
 
-def _inside(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, object]]:
+def _items_inside(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, object]]:
     yield path, value
     if depth > 10 or not isinstance(value, dict | list | tuple):
         return
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, item in pairs:
-        yield from _inside(item, f"{path}[{key!r}]", depth + 1)
+        yield from _items_inside(item, f"{path}[{key!r}]", depth + 1)
 
 
 CALL = "forward"
@@ -166,8 +168,8 @@ def guards_of(program: FlatProgram, observed: Observed, made: Sequence[Tensor] =
     things = located(observed)
     numbers = {id(row.thing): row.holder.number for row in things}
     lasting = managed_parameters(module for _, module in observed.modules)
-    registered = _registered(observed) | set(map(id, made))
-    describer = Describer(numbers, lasting, registered, observed.named, _laid_out(program))
+    registered = _registered_tensors(observed) | set(map(id, made))
+    describer = Describer(numbers, lasting, registered, observed.named, _tensors_laid_out(program))
     builder = _Builder(describer, frozenset(map(id, observed.objects)))
     reads: dict[int, list[Read]] = {}
     for read in observed.reads:
@@ -186,7 +188,7 @@ def guards_of(program: FlatProgram, observed: Observed, made: Sequence[Tensor] =
         holders=tuple(row.holder for row in things),
         unguarded=unguarded(program, observed, [*builder.rows, *variables]),
         of=reference(observed.roots[0][1] if observed.roots else observed.call),
-        changes=_changes(things, observed),
+        changes=_names_changed(things, observed),
         variables=tuple(found for found, _ in observed.variables),
     )
 
@@ -196,14 +198,14 @@ def _variable(describer: Describer, found: Outside, source: Source | None) -> Gu
     return Guard(GuardKind.VARIABLE, found.path, expected, _DECIDED, found.path, source=source)
 
 
-def _laid_out(program: FlatProgram) -> set[int]:
+def _tensors_laid_out(program: FlatProgram) -> set[int]:
     """The tensors that have to lie in memory as they did."""
     looks = program.convention.reads_memory
     strided = {row.name for row in program.signature.state if looks or row.layout_read}
     return {id(held) for name, held in program.state.items() if looks or name in strided}
 
 
-def _registered(observed: Observed) -> set[int]:
+def _registered_tensors(observed: Observed) -> set[int]:
     """Tensors that modules of the hierarchy hold under a name: a program can be given others there."""
     tables = [
         table
@@ -214,7 +216,7 @@ def _registered(observed: Observed) -> set[int]:
     return {id(value) for value in held if issubclass(type(value), Tensor)}
 
 
-def _changes(things: Sequence[Located], observed: Observed) -> tuple[str, ...]:
+def _names_changed(things: Sequence[Located], observed: Observed) -> tuple[str, ...]:
     spelled = {id(row.thing): row for row in things}
     names = [
         spelled[id(change.holder)].spelled(change.name)

@@ -46,18 +46,18 @@ def check_model(
         plans.reverse()
     found: list[Checked] = []
     for each in plans:
-        found.append(_checked(each, call, roots, memory, has_backward=has_backward))
+        found.append(_checked_plan(each, call, roots, memory, has_backward=has_backward))
         if not found[-1].violations:
             return found[-1]
     return min(found if plans[0] is plan else found[::-1], key=lambda checked: len(checked.violations))
 
 
-def _checked(
+def _checked_plan(
     plan: GuardPlan, call: object, roots: Sequence[object], memory: Remembered | None, *, has_backward: bool
 ) -> Checked:
     roots = roots if plan.callables else (call,)
     captured = None if plan.guards.of is None else plan.guards.of.target()
-    walk = Walk(same_model=bool(roots) and _inside(roots[0], Walk(same_model=False)) is captured)
+    walk = Walk(same_model=bool(roots) and _module_inside(roots[0], Walk(same_model=False)) is captured)
     violations: list[Violation] = []
     known = None if memory is None or memory.last is None else memory.last.again(plan, roots, walk)
     if known is not None:
@@ -91,7 +91,9 @@ def _module_violations(plan: GuardPlan, roots: Sequence[object], walk: Walk) -> 
     for row in plan.modules:
         parent, name = row.holder.place or (None, "")
         above = None if parent is None else live.get(parent)
-        module = _inside(_root(row, roots) if above is None else above.__dict__["_modules"].get(name), walk)
+        module = _module_inside(
+            _root(row, roots) if above is None else above.__dict__["_modules"].get(name), walk
+        )
         if not same_class(row.holder.type, type(module)):
             if parent is None or above is not None:  # what is below a lost module is not told of
                 violations.append(Violation(row.guards[0], _other(module)))
@@ -105,7 +107,7 @@ def _module_violations(plan: GuardPlan, roots: Sequence[object], walk: Walk) -> 
     return [*violations, *_alias_violations(plan, live)]
 
 
-def _inside(held: object, walk: Walk) -> Any:
+def _module_inside(held: object, walk: Walk) -> Any:
     """The module that is held, behind what wraps it."""
     if not isinstance(held, nn.Module):
         return held

@@ -31,7 +31,7 @@ _EMBEDDING = torch.ops.aten.embedding.default
 def input_guards(program: FlatProgram) -> Iterator[Guard]:
     """The structure of the arguments, every leaf, and which leaves are one tensor."""
     yield from _guards_of(program.convention, _layout_sensitive(program))
-    if written := _written(program):
+    if written := _positions_written(program):
         what = "the inputs, some of which are written,"
         yield Guard(GuardKind.ALIASING, what, ExpectedWords(APART), _APART, APART, positions=written)
 
@@ -91,7 +91,7 @@ def size_guard(rule: SizeRule) -> Guard:
     return Guard(GuardKind.SIZE, what, rule, reason, SIZE, None, None, *by, positions)
 
 
-def _written(program: FlatProgram) -> tuple[int, ...]:
+def _positions_written(program: FlatProgram) -> tuple[int, ...]:
     """Positions of the inputs that the program changes."""
     users = [row.name for row in program.signature.inputs if row.kind is InputKind.USER]
     written = {row.of for row in program.signature.outputs_of(OutputKind.MUTATION)}

@@ -90,7 +90,7 @@ class LastCheck:
                 return None
         except (KeyError, RuntimeError):  # a tensor that has been emptied has no shape
             return None
-        met = _copied(self.walk, self.walk.waiting)
+        met = _copy_of_walk(self.walk, self.walk.waiting)
         return met if all(found_in_module(*row, met) is None for row in self.others) else None
 
     def _are_placed(self) -> bool:
@@ -103,7 +103,7 @@ class LastCheck:
         )
 
 
-def _copied(walk: Walk, waiting: Sequence[Met]) -> Walk:
+def _copy_of_walk(walk: Walk, waiting: Sequence[Met]) -> Walk:
     return Walk(
         same_model=walk.same_model,
         holders=dict(walk.holders),
@@ -158,7 +158,7 @@ class Remembered:
                 for (_, module), (_, others) in zip(modules, sorted_rows, strict=True)
                 for guard in others
             ),
-            walk=_copied(walk, [met for row, module in modules for met in _objects(row, module)]),
+            walk=_copy_of_walk(walk, [met for row, module in modules for met in _objects(row, module)]),
         )
 
 

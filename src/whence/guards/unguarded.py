@@ -31,7 +31,7 @@ def unguarded(program: FlatProgram, observed: Observed, guards: Sequence[Guard])
     guarded = {guard.what for guard in guards if guard.kind is GuardKind.VARIABLE}
     rows = [row for row in _outside_names(observed, guarded) if row.what not in guarded]
     rows += [*_opaque_objects(guards, guarded), *_own_ways(observed)]
-    rows += [*_loss(program), *_step(program), _CODE_CALLED]
+    rows += [*_unguarded_loss(program), *_step(program), _CODE_CALLED]
     return tuple(dict.fromkeys(rows))
 
 
@@ -127,7 +127,7 @@ def _own_ways(observed: Observed) -> Iterator[Unguarded]:
             )
 
 
-def _loss(program: FlatProgram) -> Iterator[Unguarded]:
+def _unguarded_loss(program: FlatProgram) -> Iterator[Unguarded]:
     if program.loss_function is not None:
         name = getattr(program.loss_function, "__qualname__", type(program.loss_function).__name__)
         yield Unguarded(

@@ -22,7 +22,7 @@ class TensorDescription:
         return self.shape, self.strides
 
 
-def described(fake: Tensor, sizes: Mapping[str, int]) -> TensorDescription:
+def described_at(fake: Tensor, sizes: Mapping[str, int]) -> TensorDescription:
     """What a fake tensor stands for in a call with these sizes."""
     if not sizes:
         return TensorDescription(fake.shape, fake.stride(), fake.dtype)

@@ -37,7 +37,7 @@ def strict_program(
             why="it goes through torch.export.export(strict=True), which exports modules",
             remedy="wrap it in a module whose forward calls it, or capture it with strict=False",
         )
-    forward = _forward(model, given)
+    forward = _forward_export(model, given)
     if not backward:
         return forward
     if opaque := forward.circumstances.opaque:
@@ -51,16 +51,18 @@ def strict_program(
     return joint
 
 
-def _forward(model: nn.Module, given: tracing.Given) -> FlatProgram:
-    program = _read(model, given, ())
+def _forward_export(model: nn.Module, given: tracing.Given) -> FlatProgram:
+    program = _program_of_strict_export(model, given, ())
     if not given.preserve:
         return program
     numbers = preserved_calls(program.calls, given.preserve, 0)
     paths = dict.fromkeys(str(program.calls.rows[number].site.path) for number in sorted(numbers))
-    return _read(model, given, tuple(paths))
+    return _program_of_strict_export(model, given, tuple(paths))
 
 
-def _read(model: nn.Module, given: tracing.Given, preserved: tuple[str, ...]) -> FlatProgram:
+def _program_of_strict_export(
+    model: nn.Module, given: tracing.Given, preserved: tuple[str, ...]
+) -> FlatProgram:
     note = (
         f"whence was capturing {type(model).__name__} with strict=True, through torch.export; "
         "strict=False runs the model instead of reading its code"

@@ -85,10 +85,10 @@ class Structure:
 
     def filled(self, values: dict[str, Any]) -> Any:
         """The structure over real values, taken by node name."""
-        return tree_unflatten([_filled(leaf, values) for leaf in self.leaves], self.spec)
+        return tree_unflatten([_leaf_value(leaf, values) for leaf in self.leaves], self.spec)
 
 
-def _filled(leaf: Leaf, values: dict[str, Any]) -> Any:
+def _leaf_value(leaf: Leaf, values: dict[str, Any]) -> Any:
     if isinstance(leaf, Named):
         return values[leaf.name]
     if isinstance(leaf, Constant):

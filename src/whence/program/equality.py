@@ -248,7 +248,7 @@ class Key:
             regions.sources.setdefault(origin.source, len(regions.sources)),
             origin.recomputed,
             origin.hook,
-            None if node.all_input_nodes else _layout(node.meta.get("val")),
+            None if node.all_input_nodes else _value_layout(node.meta.get("val")),
             len(arguments),
             len(keywords),
         )
@@ -295,7 +295,7 @@ class Key:
         """What must agree of two values that come from outside; a branch or loop is equal to itself alone."""
         if (nested := nested_graph(node)) is not None:
             return id(nested)
-        layout = _layout(node.meta.get("val"))
+        layout = _value_layout(node.meta.get("val"))
         if node.name in self.regions.state:
             return layout, *self._state(node.name)
         return layout, Phase.BACKWARD if node.name in self.regions.tangents else origin_of(node).phase
@@ -332,17 +332,23 @@ def _constant(value: object) -> tuple[Any, ...]:
     return kind, repr(value) if kind in (float, complex) else id(value)
 
 
-def _layout(value: object) -> Any:
+def _value_layout(value: object) -> Any:
     """Shape, strides, dtype and device of a value."""
     if isinstance(value, Tensor):
         strides = value.stride() if value.layout is torch.strided else None
-        return value.dtype, value.layout, _sizes(value.shape), _sizes(strides), value.device
+        return (
+            value.dtype,
+            value.layout,
+            _comparable_sizes(value.shape),
+            _comparable_sizes(strides),
+            value.device,
+        )
     if isinstance(value, (list, tuple)):
-        return tuple(map(_layout, value))
+        return tuple(map(_value_layout, value))
     return _constant(value)
 
 
-def _sizes(sizes: tuple[int, ...] | None) -> Any:
+def _comparable_sizes(sizes: tuple[int, ...] | None) -> Any:
     """Sizes, which have no hash of their own where they are symbols."""
     try:
         hash(sizes)

@@ -52,13 +52,13 @@ def layers_of(program: "FlatProgram") -> tuple[Layers, ...]:
     are equal, too. Where they hold two equal norms each, or a norm outside equals theirs, that is a group.
     """
     regions = Regions(program)
-    groups = _groups(first_equal_calls(regions))
+    groups = _equal_groups(first_equal_calls(regions))
     around = _enclosing_groups(program, groups)
     found = [calls for calls in groups.values() if not _follows([around[number] for number in calls])]
-    return tuple(_layers(regions, calls) for calls in found if regions.inside(calls[0]))
+    return tuple(_layers_of(regions, calls) for calls in found if regions.inside(calls[0]))
 
 
-def _groups(first: Sequence[int]) -> dict[int, list[int]]:
+def _equal_groups(first: Sequence[int]) -> dict[int, list[int]]:
     """All equal calls by the first of them, where there are two or more."""
     groups: dict[int, list[int]] = {}
     for number, leader in enumerate(first):
@@ -82,16 +82,16 @@ def _follows(around: Sequence[_Enclosing]) -> bool:
     return None not in groups and len(groups) == 1 and len(set(around)) == len(around)
 
 
-def _layers(regions: Regions, calls: Sequence[int]) -> Layers:
+def _layers_of(regions: Regions, calls: Sequence[int]) -> Layers:
     inside = [regions.inside(number) for number in calls]
     sites = tuple(regions.rows[number].site for number in calls)
     return Layers(
         type=sites[0].type,
         calls=sites,
-        forward=tuple(_names(nodes, Phase.FORWARD) for nodes in inside),
-        backward=tuple(_names(nodes, Phase.BACKWARD) for nodes in inside),
+        forward=tuple(_names_in_phase(nodes, Phase.FORWARD) for nodes in inside),
+        backward=tuple(_names_in_phase(nodes, Phase.BACKWARD) for nodes in inside),
     )
 
 
-def _names(nodes: Iterable[fx.Node], phase: Phase) -> tuple[str, ...]:
+def _names_in_phase(nodes: Iterable[fx.Node], phase: Phase) -> tuple[str, ...]:
     return tuple(node.name for node in nodes if origin_of(node).phase is phase)

@@ -186,7 +186,7 @@ class FlatProgram(OpensInNotebook):
         if found is None:
             found = {node.name: node for node in self.graph.nodes}.get(name)
         if found is None:
-            raise SelectionError(f"no node is called {name!r}", remedy=_near(name, self._by_name))
+            raise SelectionError(f"no node is called {name!r}", remedy=_suggestion(name, self._by_name))
         return found
 
     def where(self, node: fx.Node | str) -> Origin:
@@ -270,6 +270,6 @@ class FlatProgram(OpensInNotebook):
         return f"<Program of {self.name}: {len(self.graph.nodes):,} nodes, {phases}{more}>"
 
 
-def _near(name: str, candidates: Mapping[str, object]) -> str:
+def _suggestion(name: str, candidates: Mapping[str, object]) -> str:
     close = get_close_matches(name, list(candidates), n=3)
     return f"did you mean {', '.join(close)}?" if close else ""

@@ -173,7 +173,7 @@ def cost_of(
     counting = _Counting(checked_sizes(program, sizes), found)
     with data_named():
         counting.count(program.graph_module, 1)
-        rows = tuple(_rows(program, counting.nodes, counting.sizes, found))
+        rows = tuple(_call_costs(program, counting.nodes, counting.sizes, found))
     beyond: Counter[str] = Counter()
     for node, cost in counting.nodes:
         if cost.beyond and cost.taken:
@@ -314,7 +314,7 @@ def _dtype(value: Any) -> str:
     return str(tensors[0].dtype).removeprefix("torch.") if tensors else "float32"
 
 
-def _rows(
+def _call_costs(
     program: FlatProgram, nodes: list[tuple[fx.Node, NodeCost]], at: Mapping[str, int], device: Device | None
 ) -> Iterator[CallCost]:
     calls = program.calls
@@ -330,7 +330,7 @@ def _rows(
         for phase, count in flops[call.number].items():
             flops[call.parent][phase] += count
         sums[call.parent] = [sum(pair) for pair in zip(sums[call.parent], sums[call.number], strict=True)]
-    held = _parameters(program)
+    held = _parameters_by_module(program)
     for call in calls.rows:
         own = held.get(tuple(call.site.path), ())
         read, written, seconds = sums[call.number]
@@ -349,7 +349,7 @@ def _rows(
         )
 
 
-def _parameters(program: FlatProgram) -> dict[tuple[str, ...], list[Any]]:
+def _parameters_by_module(program: FlatProgram) -> dict[tuple[str, ...], list[Any]]:
     """The parameters in each module, by path; one that has several names there is in it once."""
     found: dict[tuple[str, ...], list[Any]] = {}
     for row in program.signature.state:

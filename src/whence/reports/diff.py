@@ -109,14 +109,14 @@ def diff_of(before: FlatProgram, after: FlatProgram) -> Diff:
         appeared=tuple(site for site in sites[1] if site not in sites[0]),
         gone=tuple(site for site in sites[0] if site not in sites[1]),
         retyped=tuple(retyped),
-        rows=tuple(_folded(_rows(before, after))),
-        inputs=tuple(_of_one(*(_inputs(each) for each in (before, after)))),
-        outputs=tuple(_of_one(*(_outputs(each) for each in (before, after)))),
-        figures=tuple(_figures(before, after)),
+        rows=tuple(_folded(_rows_of_calls(before, after))),
+        inputs=tuple(_of_one(*(_inputs_in_words(each) for each in (before, after)))),
+        outputs=tuple(_of_one(*(_outputs_in_words(each) for each in (before, after)))),
+        figures=tuple(_figure_rows(before, after)),
     )
 
 
-def _figures(before: FlatProgram, after: FlatProgram) -> Iterator[tuple[str, int, int]]:
+def _figure_rows(before: FlatProgram, after: FlatProgram) -> Iterator[tuple[str, int, int]]:
     """None where data decide sizes: nobody said which."""
     try:
         was, now = _totals(before), _totals(after)
@@ -134,14 +134,14 @@ def _totals(program: FlatProgram) -> dict[str, int]:
     return {**flops, **moved, "kept bytes": memory.kept_bytes, "peak bytes": memory.peak}
 
 
-def _rows(before: FlatProgram, after: FlatProgram) -> list[CallChange]:
+def _rows_of_calls(before: FlatProgram, after: FlatProgram) -> list[CallChange]:
     """By what operations make; in calls where that is alike by constants; if all is, by what they read."""
     told = _Wording(before), _Wording(after)
-    rows = list(_changes(*(each.bag(each.made) for each in told)))
+    rows = list(_bag_changes(*(each.bag(each.made) for each in told)))
     known = {(call, row.phase) for row in rows for call in row.calls}
-    constants = _changes(*(each.bag(each.of_constants) for each in told))
+    constants = _bag_changes(*(each.bag(each.of_constants) for each in told))
     rows += [row for row in constants if (row.calls[0], row.phase) not in known]
-    return rows or list(_changes(*(each.wiring() for each in told)))
+    return rows or list(_bag_changes(*(each.wiring() for each in told)))
 
 
 class _Wording:
@@ -181,8 +181,8 @@ class _Wording:
         """That, and the arguments that are no values."""
         if not node.kwargs and all(type(value) is fx.Node for value in node.args):
             return self.made(node)
-        given = sorted(_given(node), key=itemgetter(0))
-        told = [f"{name}={_constant(leaf)}" for name, value in given for leaf in _leaves(value)]
+        given = sorted(_arguments_by_name(node), key=itemgetter(0))
+        told = [f"{name}={_constant(leaf)}" for name, value in given for leaf in _constants_in(value)]
         return f"{self.made(node)} of {', '.join(told)}" if told else self.made(node)
 
     def _of_reads(self, node: fx.Node) -> str:
@@ -205,13 +205,13 @@ class _Wording:
         return self._sites[node]
 
 
-def _leaves(value: Any) -> list[Any]:
+def _constants_in(value: Any) -> list[Any]:
     """What is in an argument besides nodes."""
     leaves = tree_flatten(value)[0] if isinstance(value, (list, tuple, dict)) else [value]
     return [leaf for leaf in leaves if not isinstance(leaf, fx.Node)]
 
 
-def _given(node: fx.Node) -> Iterator[tuple[str, Any]]:
+def _arguments_by_name(node: fx.Node) -> Iterator[tuple[str, Any]]:
     """Arguments by name, or by number where there is no schema, without those that are as by default."""
     names, defaults = _declared(node.target)
     numbers = map(str, range(len(node.args)))
@@ -233,7 +233,7 @@ def _constant(value: Any) -> str:
     return str(value) if type(value) in PLAIN else type(value).__name__
 
 
-def _changes(before: Bag, after: Bag) -> Iterator[CallChange]:
+def _bag_changes(before: Bag, after: Bag) -> Iterator[CallChange]:
     changed = [at for at in (*before, *after) if before.get(at) != after.get(at)]
     more = {at: after.get(at, Counter()) - before.get(at, Counter()) for at in changed}
     less = {at: before.get(at, Counter()) - after.get(at, Counter()) for at in changed}
@@ -258,12 +258,12 @@ def _folded(changes: list[CallChange]) -> Iterator[CallChange]:
         yield CallChange(calls, first.phase, first.added, first.removed, first.moved)
 
 
-def _inputs(program: FlatProgram) -> list[str]:
+def _inputs_in_words(program: FlatProgram) -> list[str]:
     rows = (*program.signature.attributes, *program.signature.inputs)
     return [f"{row.path}: {describe(row.value)}" for row in rows]
 
 
-def _outputs(program: FlatProgram) -> list[str]:
+def _outputs_in_words(program: FlatProgram) -> list[str]:
     nodes = {node.name: node.meta.get("val") for node in program.graph.nodes}
     return [
         f"{row.kind.value} {row.path}: {describe(nodes[row.node] if row.node else row.value)}"

@@ -36,7 +36,7 @@ def figures_of(
     the value of another lies. `chosen` is what `select` reads besides origins. Raises `SelectionError` for
     values of nodes that there are not, and what `report` raises.
     """
-    nodes = dict(_named(program.graph_module))
+    nodes = dict(_nodes_by_name(program.graph_module))
     for name in [name for name in values or () if name not in nodes]:
         program.node(name)
     report = report_of(program, device, sizes)
@@ -47,7 +47,7 @@ def figures_of(
         "rows": [plain_row(row) for row in report.rows],
         "device": report.cost.device,
         "costs": {name: _figures(cost) for name, cost in costs.items()},
-        "inside": _inside(nodes, costs),
+        "inside": _costs_inside(nodes, costs),
         "idle": [name for name, cost in costs.items() if not cost.taken],
         "notes": report.cost.notes(),
         "memory": report.memory.to_dict(),
@@ -62,7 +62,7 @@ def _figures(cost: NodeCost) -> list[float]:
     return [cost.flops, cost.read, cost.written, cost.seconds]
 
 
-def _inside(nodes: Mapping[str, fx.Node], costs: Mapping[str, NodeCost]) -> dict[str, list[float]]:
+def _costs_inside(nodes: Mapping[str, fx.Node], costs: Mapping[str, NodeCost]) -> dict[str, list[float]]:
     """What the graphs take that a node runs."""
     found = {}
     for name, node in nodes.items():
@@ -73,11 +73,11 @@ def _inside(nodes: Mapping[str, fx.Node], costs: Mapping[str, NodeCost]) -> dict
     return found
 
 
-def _named(module: fx.GraphModule, around: str = "") -> Iterator[tuple[str, fx.Node]]:
+def _nodes_by_name(module: fx.GraphModule, around: str = "") -> Iterator[tuple[str, fx.Node]]:
     for node in module.graph.nodes:
         yield f"{around}{node.name}", node
         if (inner := nested_graph(node)) is not None:
-            yield from _named(inner, f"{around}{node.name}{INSIDE}")
+            yield from _nodes_by_name(inner, f"{around}{node.name}{INSIDE}")
 
 
 def _chosen(program: FlatProgram) -> dict[str, Any]:

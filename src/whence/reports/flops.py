@@ -121,7 +121,7 @@ def flops_of(node: fx.Node, sizes: Sizes, known: dict[Any, Flops]) -> Flops:
     packet = getattr(node.target, "overloadpacket", node.target)
     if packet not in flop_registry and not _has_own(node.target):
         return Flops(gap="no formula" if _may_multiply(node.target) else None)
-    key = _told((node.target, node.args, node.kwargs, node.meta.get("val")), sizes)
+    key = _seen_by_formulas((node.target, node.args, node.kwargs, node.meta.get("val")), sizes)
     if key not in known:
         known[key] = _flops(node, sizes)
     return known[key]
@@ -136,23 +136,23 @@ def _own(packet: Any) -> Callable[..., Any] | None:
     return OWN.get(packet) or _OF_LIBRARIES.get(str(packet))
 
 
-def _told(value: Any, sizes: Sizes) -> Any:
+def _seen_by_formulas(value: Any, sizes: Sizes) -> Any:
     """All that formulas see of arguments, by which they are looked up."""
     if isinstance(value, fx.Node):
-        return _told(value.meta.get("val"), sizes)
+        return _seen_by_formulas(value.meta.get("val"), sizes)
     if isinstance(value, Tensor):
         return shape_at(value, sizes), value.dtype
     if isinstance(value, Mapping):
-        return tuple((name, _told(held, sizes)) for name, held in value.items())
+        return tuple((name, _seen_by_formulas(held, sizes)) for name, held in value.items())
     if isinstance(value, (tuple, list)):
-        return tuple(_told(held, sizes) for held in value)
+        return tuple(_seen_by_formulas(held, sizes) for held in value)
     return repr(value) if isinstance(value, SYMBOLIC) else (type(value), value)
 
 
 def _flops(node: fx.Node, sizes: Sizes) -> Flops:
     packet = getattr(node.target, "overloadpacket", node.target)
     own = _own(packet)
-    args, kwargs = _given(node, lambda value: _meta(value, sizes))
+    args, kwargs = _arguments_made(node, lambda value: _meta(value, sizes))
     found: Flops | Failed
     if packet in flop_registry:
         result = _mapped(lambda value: _meta(value, sizes), node.meta.get("val"))
@@ -190,7 +190,7 @@ def _of_decomposition(node: fx.Node, sizes: Sizes) -> Flops:
     Those of a CPU stay there: composites take kernels of oneDNN on no other device.
     """
     mode = mode_for_sizes(vary=False)
-    args, kwargs = _given(node, lambda value: _on_its_device(value, sizes, mode))
+    args, kwargs = _arguments_made(node, lambda value: _on_its_device(value, sizes, mode))
     own = {packet: formula for packet, formula in OWN.items() if packet not in flop_registry}
     counter = FlopCounterMode(display=False, custom_mapping=own)
     with torch.no_grad(), mode, counter:
@@ -222,7 +222,7 @@ def open_bytes(value: Any) -> Any:
     return sum(prod(open_shape(tensor)) * tensor.dtype.itemsize for tensor in tensors)
 
 
-def _given(node: fx.Node, made: Callable[[Any], Any]) -> tuple[Any, Any]:
+def _arguments_made(node: fx.Node, made: Callable[[Any], Any]) -> tuple[Any, Any]:
     """The arguments, with what is made of each leaf in its place."""
     given: Any = fx.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
     return _mapped(made, given)  # type: ignore[no-any-return]

@@ -53,7 +53,7 @@ def module_report(program: FlatProgram, *, depth: int | None = None) -> ModuleRe
     """Count what each call holds; `depth` limits how deep the rows go (the program is 0)."""
     counts = _counts_by_call(program)
     sizes = _sizes_by_path(program)
-    rows = [row for row in _rows(program, counts, sizes) if depth is None or row.depth <= depth]
+    rows = [row for row in _module_rows(program, counts, sizes) if depth is None or row.depth <= depth]
     return ModuleReport(
         program.name,
         tuple(rows),
@@ -84,7 +84,7 @@ def count_cells(row: ModuleRow, names: Iterable[str]) -> list[str]:
 
 def folded(rows: tuple[ModuleRow, ...]) -> list[FoldedRow]:
     """The rows with neighbouring equal subtrees shown once."""
-    return [folded for group in _runs(_subtrees(rows)) for folded in _shown(group)]
+    return [folded for group in _runs(_subtrees(rows)) for folded in _rows_shown(group)]
 
 
 def _subtrees(rows: Sequence[ModuleRow]) -> list[tuple[ModuleRow, ...]]:
@@ -104,7 +104,7 @@ def _shape(subtree: tuple[ModuleRow, ...]) -> tuple[object, ...]:
     return tuple((astuple(r)[2:], r.path.rpartition(".")[2] if r.depth > top else "") for r in subtree)
 
 
-def _shown(group: list[tuple[ModuleRow, ...]]) -> Iterator[FoldedRow]:
+def _rows_shown(group: list[tuple[ModuleRow, ...]]) -> Iterator[FoldedRow]:
     first = group[0]
     if len(group) < FOLD_FROM:
         for head, *below in group:
@@ -127,7 +127,7 @@ def _sizes_by_path(program: FlatProgram) -> list[tuple[tuple[str, ...], int]]:
     return [(tuple(row.path.split(".")), row.value.numel()) for row in rows if isinstance(row.value, Tensor)]
 
 
-def _rows(
+def _module_rows(
     program: FlatProgram, counts: Counter[tuple[int, Phase]], sizes: list[tuple[tuple[str, ...], int]]
 ) -> Iterator[ModuleRow]:
     for call in program.calls.rows:

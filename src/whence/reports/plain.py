@@ -42,8 +42,8 @@ def plain(program: FlatProgram) -> dict[str, Any]:
         "schema": SCHEMA,
         "name": program.name,
         "torch": release(),
-        "inputs": [_input(row) for row in program.signature.inputs],
-        "attributes": [_input(row) for row in program.signature.attributes],
+        "inputs": [_input_as_data(row) for row in program.signature.inputs],
+        "attributes": [_input_as_data(row) for row in program.signature.attributes],
         "outputs": [_output(row) for row in program.signature.outputs],
         "calls": [_call(call) for call in program.calls.rows],
         "nodes": [_node(node, program) for node in program.graph.nodes],
@@ -63,7 +63,7 @@ def _draw(row: Draw) -> dict[str, Any]:
     return plain_fields(row, "node", "operation", "value", "phase", "call", "source", "generator", "library")
 
 
-def _input(row: Input) -> dict[str, Any]:
+def _input_as_data(row: Input) -> dict[str, Any]:
     told = plain_fields(row, "name", "kind", "path", "aliases", "of")
     return {**told, "value": value_of(row.value), **plain_fields(row, "part")}
 
@@ -78,16 +78,16 @@ def _call(call: Call) -> dict[str, Any]:
         "number": call.number,
         **plain_fields(call.site, "path", "index", "type"),
         "parent": None if call.number == 0 else call.parent,
-        "inputs": _leaves(call.inputs),
-        "outputs": _leaves(call.outputs),
+        "inputs": _plain_leaves(call.inputs),
+        "outputs": _plain_leaves(call.outputs),
     }
 
 
-def _leaves(structure: Structure | None) -> list[Any] | None:
-    return None if structure is None else [_leaf(leaf) for leaf in structure.leaves]
+def _plain_leaves(structure: Structure | None) -> list[Any] | None:
+    return None if structure is None else [_leaf_as_data(leaf) for leaf in structure.leaves]
 
 
-def _leaf(leaf: Named | Constant | Absent) -> Any:
+def _leaf_as_data(leaf: Named | Constant | Absent) -> Any:
     match leaf:
         case Named(name):
             return {"node": name}

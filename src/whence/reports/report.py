@@ -149,10 +149,10 @@ def chosen(
     if where is not None:
         fitting = {(str(call.site.path), call.site.index) for call in select_calls(program, where)}
         rows = [replace(row, depth=1) for row in rows if row.depth and (row.path, row.index) in fitting]
-    return replace(report, rows=tuple(rows if sort is None else _sorted(rows, sort)))
+    return replace(report, rows=tuple(rows if sort is None else _sorted_rows(rows, sort)))
 
 
-def _sorted(rows: list[ModuleRow], sort: str) -> list[ModuleRow]:
+def _sorted_rows(rows: list[ModuleRow], sort: str) -> list[ModuleRow]:
     names = [name for name, _ in rows[0].figures] if rows else [sort]
     if sort not in (*names, "parameters"):
         raise UsageError(f"there is no figure {sort!r}", remedy=f"sort by parameters, {', '.join(names)}")

@@ -152,7 +152,7 @@ def functionalize(graph: fx.Graph, sizes: SizeNodes | None = None) -> Functional
     `sizes` knows the nodes of sizes that vary.
     """
     state = Functional(graph, sizes)
-    if not any(_writes(node) for node in graph.nodes):
+    if not any(_writes_arguments(node) for node in graph.nodes):
         return state
     _refuse([fault for node in list(graph.nodes) if (fault := _rewritten(state, node)) is not None])
     for node in reversed(list(state.replaced)):
@@ -172,14 +172,14 @@ def _rewritten(state: Functional, node: fx.Node) -> "_NoForm | None":
     return None
 
 
-def _writes(node: fx.Node) -> bool:
+def _writes_arguments(node: fx.Node) -> bool:
     return node.op == "call_function" and bool(written_arguments(node.target, node.args, node.kwargs))
 
 
 def _rewrite(state: Functional, node: fx.Node) -> None:
     writer = _NodeWriter(state, node, node)
     recorded = node.args
-    written = written_arguments(node.target, node.args, node.kwargs) if _writes(node) else []
+    written = written_arguments(node.target, node.args, node.kwargs) if _writes_arguments(node) else []
     node.args, node.kwargs = fx.map_arg(
         (node.args, node.kwargs), lambda argument: state.current(argument, writer)
     )
@@ -322,7 +322,7 @@ def _each(written: Any, value: fx.Node, writer: _NodeWriter) -> list[tuple[fx.No
 def _computed(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Node:
     """What the in-place operation writes, computed without writing; two twins would not give its numbers."""
     if twin is aten.copy.default:
-        return _copied(node, writer)
+        return _cloned_as_target(node, writer)
     tensor = node.args[0]
     if twin is aten.bernoulli.p and isinstance(tensor, fx.Node) and not tensor.meta["val"].is_contiguous():
         return _drawn_in_memory_order(twin, node, writer)
@@ -363,7 +363,7 @@ def _multiplied_in_half(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Nod
     return writer(aten._foreach_mul.List, tensors, rounded)
 
 
-def _copied(node: fx.Node, writer: _NodeWriter) -> fx.Node:
+def _cloned_as_target(node: fx.Node, writer: _NodeWriter) -> fx.Node:
     """`aten.copy` has no derivative; a clone in the shape, dtype and layout of the target has."""
     target, source = node.args[:2]
     value = _as_before(source, target, writer)  # type: ignore[arg-type]
@@ -473,10 +473,10 @@ class _NoForm(Exception):
 def _refuse(found: Sequence[_NoForm]) -> None:
     """Raise `UnsupportedMutation` for all of them; what stands in the backward follows from the forward."""
     written = [fault for fault in found if origin_of(fault.node).phase is Phase.FORWARD]
-    UnsupportedMutation.refuse(map(_fault, written or found))
+    UnsupportedMutation.refuse(map(_mutation_fault, written or found))
 
 
-def _fault(found: _NoForm) -> Fault:
+def _mutation_fault(found: _NoForm) -> Fault:
     return Fault(
         f"{op_name(found.node.target)} cannot be written without changing its input",
         where=place_of(found.node),

@@ -24,10 +24,12 @@ def have_one_layout(node: fx.Node, other: fx.Node) -> bool:
     """Whether two values of one shape are sure to lie in memory alike; nothing is decided about sizes that
     vary."""
     value = node.meta["val"]
-    return _layout(value) == _layout(other.meta["val"]) and not is_laid_out_two_ways(value)
+    return _counting_strides(value) == _counting_strides(other.meta["val"]) and not is_laid_out_two_ways(
+        value
+    )
 
 
-def _layout(value: Any) -> list[Any]:
+def _counting_strides(value: Any) -> list[Any]:
     """The strides along which there is more than one element; none where strides say nothing."""
     if not isinstance(value, Tensor) or value.layout is not torch.strided:
         return []

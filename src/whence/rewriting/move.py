@@ -69,7 +69,7 @@ def moved(program: P, *where: str | torch.device | torch.dtype) -> P:
     dtype = next((each for each in where if isinstance(each, torch.dtype)), None)
     device = next((torch.device(each) for each in where if not isinstance(each, torch.dtype)), None)
     to = Destination(device, dtype)
-    UsageError.refuse([*_faults(program, to)])
+    UsageError.refuse([*_move_faults(program, to)])
     return with_variants(program, lambda each: _moved(each, to))
 
 
@@ -93,7 +93,7 @@ def _moved(program: P, to: Destination) -> P:
         signature=replace(program.signature, inputs=inputs, attributes=held_there),
         convention=replace(program.convention, leaves=tuple(map(to.argument, program.convention.leaves))),
         state=state,
-        guards=_guards(program.guards, to),
+        guards=_moved_guards(program.guards, to),
     )
 
 
@@ -130,8 +130,8 @@ def _as_computed(node: fx.Node, value: Any, to: Destination) -> Any:
     return tree_map_only(FakeTensor, lambda held: to.fake(held, next(found).dtype), value)
 
 
-def _guards(guards: Guards, to: Destination) -> Guards:
-    settled = None if guards.settled is None else _guards(guards.settled, to)
+def _moved_guards(guards: Guards, to: Destination) -> Guards:
+    settled = None if guards.settled is None else _moved_guards(guards.settled, to)
     return replace(guards, rows=tuple(_guard(row, to) for row in guards.rows), settled=settled)
 
 
@@ -143,7 +143,7 @@ def _guard(row: Guard, to: Destination) -> Guard:
     return row._replace(expected=replace(row.expected, facts=facts))
 
 
-def _faults(program: FlatProgram, to: Destination) -> Iterator[Fault]:
+def _move_faults(program: FlatProgram, to: Destination) -> Iterator[Fault]:
     if program.has_backward or program.step is not None:
         yield Fault(
             "a program with a backward cannot be moved",

@@ -47,7 +47,7 @@ class CommonSubexpressions:
         returned = set(edit.graph.output_node().all_input_nodes)
         first: dict[Hashable, fx.Node] = {}
         for node in list(edit.graph.nodes):
-            if not _is_plain(node):
+            if not _is_repeatable(node):
                 continue
             phase = None if self.across_phases else origin_of(node).phase
             known = first.setdefault((phase, node.target, computed_of(node, lambda source: source)), node)
@@ -75,7 +75,11 @@ class ConstantFolding:
                 known[node] = value
         for node, value in known.items():
             is_read_outside = any(user not in known for user in node.users)
-            if node.all_input_nodes and is_read_outside and (made := _filled(edit.graph, node, value)):
+            if (
+                node.all_input_nodes
+                and is_read_outside
+                and (made := _node_of_one_number(edit.graph, node, value))
+            ):
                 edit.replaced(made, node)
                 node.replace_all_uses_with(made)
         for node in reversed(known):
@@ -84,7 +88,7 @@ class ConstantFolding:
 
     def _value(self, node: fx.Node, known: Mapping[fx.Node, Tensor]) -> Tensor | None:
         like = node.meta.get("val")
-        if not (_is_plain(node) and isinstance(node.target, OpOverload) and isinstance(like, Tensor)):
+        if not (_is_repeatable(node) and isinstance(node.target, OpOverload) and isinstance(like, Tensor)):
             return None
         is_small = not has_open_sizes(like) and like.numel() <= self.most and like.device.type == "cpu"
         if not is_small or not all(source in known for source in node.all_input_nodes):
@@ -95,7 +99,7 @@ class ConstantFolding:
         return value
 
 
-def _filled(graph: fx.Graph, node: fx.Node, value: Tensor) -> fx.Node | None:
+def _node_of_one_number(graph: fx.Graph, node: fx.Node, value: Tensor) -> fx.Node | None:
     """The node that makes the same tensor of one number; None for one of several."""
     if not value.numel() or not value.is_contiguous() or value.is_quantized:
         return None
@@ -107,7 +111,7 @@ def _filled(graph: fx.Graph, node: fx.Node, value: Tensor) -> fx.Node | None:
         return graph.call_function(torch.ops.aten.full.default, (shape, number), options)
 
 
-def _is_plain(node: fx.Node) -> bool:
+def _is_repeatable(node: fx.Node) -> bool:
     """Whether it gives the same whenever it is called: it draws nothing, and runs no graph."""
     if node.op != "call_function" or keeps_its_place(node.target, node.args, node.kwargs):
         return False

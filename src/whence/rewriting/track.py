@@ -110,10 +110,10 @@ def track(program: P, name: str) -> Iterator[Edit[P]]:
     edit = Edit(program, name, old)
     with replacements_told(old.working, lambda node, new: told.append((node, new))):
         yield edit
-    edit.program = _finished(edit, old, told)
+    edit.program = _finished_edit(edit, old, told)
 
 
-def _finished(edit: Edit[P], old: WorkingCopy, told: Told) -> P:
+def _finished_edit(edit: Edit[P], old: WorkingCopy, told: Told) -> P:
     _refuse_stale_nodes(old)
     module = edit.graph_module
     if module is not old.working:

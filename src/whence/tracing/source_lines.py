@@ -57,7 +57,7 @@ class SourceFinder:
             kind = self._kind(frame.f_code)
             if kind == "user":
                 return self._source(frame), self._is_borrowed(fallback or frame, running)
-            if kind == "generated" and (known := _behind(frame)) is not None:
+            if kind == "generated" and (known := _line_behind(frame)) is not None:
                 return known, False
             if kind == "boundary":
                 break
@@ -212,7 +212,7 @@ def _classify(code: CodeType) -> Kind:
     return "user"
 
 
-def _behind(frame: FrameType) -> Source | None:
+def _line_behind(frame: FrameType) -> Source | None:
     """The user's line behind a line of code that whence wrote: a captured module is being captured again."""
     found = frame.f_globals.get(GENERATED_LINES, {}).get(frame.f_lineno)
     return found if isinstance(found, Source) else None

@@ -136,7 +136,7 @@ def without_needless_rules(captured: Captured, again: Again) -> Captured:
     def is_same_at(at: Mapping[str, int]) -> bool:
         with warnings.catch_warnings(action="ignore"):  # they were given already
             other = attempt(lambda: again((sizes, at)))
-        return _is_same(captured, other, at)
+        return _does_the_same(captured, other, at)
 
     def is_same(name: str, size: int) -> bool:
         if (name, size) not in known:
@@ -208,15 +208,15 @@ def without_needless_modes(captured: Captured, again: Callable[[], Captured]) ->
         return captured
     with torch.set_grad_enabled(not torch.is_grad_enabled()):
         other = attempt(again)
-    return (program.under(modes=others), observed) if _is_same(captured, other, {}) else captured
+    return (program.under(modes=others), observed) if _does_the_same(captured, other, {}) else captured
 
 
-def _is_same(open_: Captured, fixed: Captured | Failed, at: Mapping[str, int]) -> bool:
+def _does_the_same(open_: Captured, fixed: Captured | Failed, at: Mapping[str, int]) -> bool:
     """Whether a program does, at these sizes, what another does that was captured there."""
     if isinstance(fixed, Failed):
         return False
     (program, observed), (other, seen) = open_, fixed
-    if not _read(seen) <= _read(observed) or bool(seen.left) is not bool(observed.left):
+    if not _places_read(seen) <= _places_read(observed) or bool(seen.left) is not bool(observed.left):
         return False
     if [str(call.site) for call in program.calls] != [str(call.site) for call in other.calls]:
         return False
@@ -228,6 +228,6 @@ def _conditions(program: FlatProgram) -> set[str]:
     return set() if sizes is None else {rule.condition for rule in sizes.rules}
 
 
-def _read(observed: Observed) -> set[tuple[int | str, str]]:
+def _places_read(observed: Observed) -> set[tuple[int | str, str]]:
     variables = {(found.path, "") for found, _ in observed.variables}
     return {*((id(read.holder), read.name) for read in observed.reads), *variables}

@@ -44,16 +44,16 @@ def columns(figures: Row) -> dict[str, Any]:
         "device": figures["device"],
         "notes": figures["notes"],
         "history": figures["program"]["history"],
-        "calls": _calls(figures["rows"], program["calls"], texts),
-        "nodes": _nodes(nodes, program["calls"], texts),
+        "calls": _call_columns(figures["rows"], program["calls"], texts),
+        "nodes": _node_columns(nodes, program["calls"], texts),
         "costs": _costs(nodes, figures["costs"]),
         "made": [texts.number(figures["made"].get(node.name, "")) for node in nodes],
         "bases": _distances(nodes, figures["bases"]),
-        "values": _values(nodes, figures["values"]),
-        "memory": _memory(nodes, figures["memory"], texts),
-        "chosen": _chosen(figures["chosen"], texts),
+        "values": _finite_values(nodes, figures["values"]),
+        "memory": _memory_drawn(nodes, figures["memory"], texts),
+        "chosen": _chosen_columns(figures["chosen"], texts),
         "inputs": [
-            _input(row, figures["chosen"]["held"], texts)
+            _input_row(row, figures["chosen"]["held"], texts)
             for row in (*program["inputs"], *program["attributes"])
         ],
         "outputs": [_output(row, texts) for row in program["outputs"]],
@@ -61,7 +61,7 @@ def columns(figures: Row) -> dict[str, Any]:
     }
 
 
-def _calls(rows: Sequence[Row], calls: Sequence[Row], texts: Texts) -> dict[str, Any]:
+def _call_columns(rows: Sequence[Row], calls: Sequence[Row], texts: Texts) -> dict[str, Any]:
     named = ("path", "index", "type", "depth")
     return {
         "path": [texts.number(row["path"]) for row in calls],
@@ -72,7 +72,7 @@ def _calls(rows: Sequence[Row], calls: Sequence[Row], texts: Texts) -> dict[str,
     }
 
 
-def _nodes(nodes: Sequence[Drawn], calls: Sequence[Row], texts: Texts) -> dict[str, Any]:
+def _node_columns(nodes: Sequence[Drawn], calls: Sequence[Row], texts: Texts) -> dict[str, Any]:
     sites = {EnclosingCalls.site(row): row["number"] for row in reversed(calls[1:])}
     phases, qualities = list(Phase), list(Quality)
     rows = [node.row for node in nodes]
@@ -82,7 +82,7 @@ def _nodes(nodes: Sequence[Drawn], calls: Sequence[Row], texts: Texts) -> dict[s
         for at, (node, (_, read)) in enumerate(zip(nodes, spelled, strict=True))
     ]
     origins = [row["origin"] for row in rows]
-    places = [_place(origin["place"], sites) for origin in origins]
+    places = [_place_number(origin["place"], sites) for origin in origins]
     return {
         "name": [row["name"] for row in rows],
         "op": [texts.number(row["op"]) for row in rows],
@@ -113,33 +113,33 @@ def _nodes(nodes: Sequence[Drawn], calls: Sequence[Row], texts: Texts) -> dict[s
     }
 
 
-def _place(place: str | None, sites: Mapping[str, int]) -> int:
+def _place_number(place: str | None, sites: Mapping[str, int]) -> int:
     return 0 if place is None else sites.get(place, 0)
 
 
 def _expression(node: Row) -> tuple[str, list[str]]:
     """How a node computes its value, and the nodes that it reads, in order."""
     read: list[str] = []
-    arguments = [_spelled(each, read) for each in node["args"]]
-    arguments += [f"{key}={_spelled(each, read)}" for key, each in node["kwargs"]["mapping"].items()]
+    arguments = [_text_of_value(each, read) for each in node["args"]]
+    arguments += [f"{key}={_text_of_value(each, read)}" for key, each in node["kwargs"]["mapping"].items()]
     return ", ".join(arguments), read
 
 
-def _spelled(value: Any, read: list[str]) -> str:
+def _text_of_value(value: Any, read: list[str]) -> str:
     match value:
         case {"node": name}:
             read.append(name)
             return REFERENCE
         case {"mapping": held}:
-            return "{" + ", ".join(f"{key}: {_spelled(each, read)}" for key, each in held.items()) + "}"
+            return "{" + ", ".join(f"{key}: {_text_of_value(each, read)}" for key, each in held.items()) + "}"
         case {"tensor": tensor}:
-            return f"{tensor['dtype']}{_spelled(tensor['shape'], read)}"
+            return f"{tensor['dtype']}{_text_of_value(tensor['shape'], read)}"
         case {"slice": parts}:
-            return ":".join("" if part is None else _spelled(part, read) for part in parts)
+            return ":".join("" if part is None else _text_of_value(part, read) for part in parts)
         case Mapping():
-            return ", ".join(_spelled(each, read) for each in value.values())
+            return ", ".join(_text_of_value(each, read) for each in value.values())
         case list():
-            return "[" + ", ".join(_spelled(each, read) for each in value) + "]"
+            return "[" + ", ".join(_text_of_value(each, read) for each in value) + "]"
     return (value if isinstance(value, str) else repr(value)).replace(REFERENCE, "")
 
 
@@ -157,7 +157,7 @@ def _distances(nodes: Sequence[Drawn], others: Mapping[str, str]) -> list[int]:
     ]
 
 
-def _values(nodes: Sequence[Drawn], values: Mapping[str, float] | None) -> list[float | None] | None:
+def _finite_values(nodes: Sequence[Drawn], values: Mapping[str, float] | None) -> list[float | None] | None:
     return None if values is None else [_finite(values.get(node.name)) for node in nodes]
 
 
@@ -166,7 +166,7 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and abs(value) < float("inf") else None
 
 
-def _memory(nodes: Sequence[Drawn], memory: Row, texts: Texts) -> dict[str, Any]:
+def _memory_drawn(nodes: Sequence[Drawn], memory: Row, texts: Texts) -> dict[str, Any]:
     places = {node.name: at for at, node in enumerate(nodes) if node.owner < 0}
     kept = sorted(memory["kept"], key=lambda row: places[row["node"]])
     return {
@@ -189,7 +189,7 @@ def _differences(numbers: Sequence[int]) -> list[int]:
     return [now - before for before, now in pairwise([0, *numbers])]
 
 
-def _chosen(chosen: Row, texts: Texts) -> dict[str, Any]:
+def _chosen_columns(chosen: Row, texts: Texts) -> dict[str, Any]:
     """What `select` asks of nodes: their positions as differences."""
     return {
         "marks": {mark: _differences(places) for mark, places in chosen["marks"].items()},
@@ -201,7 +201,7 @@ def _chosen(chosen: Row, texts: Texts) -> dict[str, Any]:
     }
 
 
-def _input(row: Row, held: Row, texts: Texts) -> list[Any]:
+def _input_row(row: Row, held: Row, texts: Texts) -> list[Any]:
     kind, module = texts.number(row["kind"]), held[row["name"]]
     return [row["name"], kind, row["path"], row["aliases"], row["of"], module["type"], module["is_held"]]
 

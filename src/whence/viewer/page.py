@@ -29,12 +29,12 @@ def page(figures: Figures, other: Figures | None = None, difference: Mapping[str
     shown = [columns(each) for each in (figures, other) if each is not None]
     title = " and ".join(dict.fromkeys(each["name"] for each in shown))
     data = {"programs": shown, "difference": difference}
-    head, between, tail = _parts()
+    head, between, tail = _page_parts()
     return "".join([head, html.escape(f"{title} – whence"), between, packed(data), tail])
 
 
 @cache
-def _parts() -> tuple[str, str, str]:
+def _page_parts() -> tuple[str, str, str]:
     template = (files("whence.viewer") / "page.html").read_text(encoding="utf-8")
     head, _, rest = template.partition(TITLE)
     between, _, tail = rest.partition(DATA)

@@ -15,9 +15,9 @@ from whence._torch.observe.hooks import (
     CALL_OF_MODULE,
     _hook_lines,
     calls_a_hook,
-    described,
     gradient_hooks,
     has_hooks,
+    hook_in_words,
 )
 
 X = torch.ones(2, 2, requires_grad=True)
@@ -138,8 +138,8 @@ def test_gradient_hooks_are_described() -> None:
 
 def test_partial_and_builtin_hooks_are_described() -> None:
     """A partial is described by its function, and a builtin by its name."""
-    assert described(functools.partial(clip)).startswith("clip at ")
-    assert described(torch.relu).endswith("relu")
+    assert hook_in_words(functools.partial(clip)).startswith("clip at ")
+    assert hook_in_words(torch.relu).endswith("relu")
 
 
 def test_every_call_of_a_module_runs_one_code() -> None:

@@ -13,7 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 import whence
 from tests.checks import differing
 from tests.models import ModelCase
-from whence.program.arguments.optimizer_arguments import parts_of
+from whence.program.arguments.optimizer_arguments import state_parts
 
 Make = Callable[[nn.Module], Optimizer]
 
@@ -60,7 +60,7 @@ class Twin:
         }
         for held, piece in self.optimizer.state.items():
             of = names.get(id(held), held)
-            leaves = ((part.spelled, part.value) for part in parts_of(piece) if not part.is_entered)
+            leaves = ((part.spelled, part.value) for part in state_parts(piece) if not part.is_entered)
             found |= {
                 f"optimizer {of}{spelled}": value.clone() if isinstance(value, Tensor) else value
                 for spelled, value in leaves

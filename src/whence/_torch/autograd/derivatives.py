@@ -114,12 +114,12 @@ def _has_other_bits(node: Node, differentiated: bool) -> bool:
 def _of_product(ran: _Ran) -> Produced:
     """`prod`: a division where nothing is 0, nothing where several are."""
     read = ran.first(aten.view.default, aten.clone.default)
-    if read is None or not _only(ran).dim():
+    if read is None or not _only_gradient(ran).dim():
         return ran.produced
     given = ran.value(read.args[0])
     zeros = (given == 0).sum()
-    careful = torch.where(zeros > 1, 0, _only(ran))
-    return [torch.where(zeros == 0, _divided(ran, given.prod(), given), careful)]
+    careful = torch.where(zeros > 1, 0, _only_gradient(ran))
+    return [torch.where(zeros == 0, _divided_derivative(ran, given.prod(), given), careful)]
 
 
 def _of_product_along(ran: _Ran) -> Produced:
@@ -132,13 +132,13 @@ def _of_product_along(ran: _Ran) -> Produced:
         given = result = ran.value(saved)
     else:
         return ran.produced
-    return [torch.where((given == 0).any(), _only(ran), _divided(ran, result, given))]
+    return [torch.where((given == 0).any(), _only_gradient(ran), _divided_derivative(ran, result, given))]
 
 
-def _divided(ran: _Ran, result: Tensor, given: Tensor) -> Tensor:
+def _divided_derivative(ran: _Ran, result: Tensor, given: Tensor) -> Tensor:
     times = ran.last(aten.mul.Tensor)
-    gradient = _only(ran) if times is None else ran.value(times.args[0])
-    return (gradient * (result / given).conj()).to(_only(ran).dtype)
+    gradient = _only_gradient(ran) if times is None else ran.value(times.args[0])
+    return (gradient * (result / given).conj()).to(_only_gradient(ran).dtype)
 
 
 def _of_extreme(ran: _Ran) -> Produced:
@@ -160,7 +160,7 @@ def _of_filled(ran: _Ran) -> Produced:
     return [handed, SUM_SELECTED(gradient, mask, True).to(filling.dtype)]
 
 
-def _only(ran: _Ran) -> Tensor:
+def _only_gradient(ran: _Ran) -> Tensor:
     (gradient,) = ran.produced
     return gradient  # type: ignore[return-value]
 

@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from whence._torch.files import WHENCE, is_library
-from whence._torch.observe.hooks import described
+from whence._torch.observe.hooks import hook_in_words
 from whence._torch.patching import patched
 
 
@@ -32,7 +32,7 @@ def observed_derivatives(lost: Callable[[str], None]) -> Iterator[None]:
 
     def hooked(hooks: Any, hook: Any) -> Any:
         is_ours = sys._getframe(1).f_code.co_filename.startswith(WHENCE)
-        tell(f"the hook {described(hook)} on what autograd recorded", is_so=not is_ours)
+        tell(f"the hook {hook_in_words(hook)} on what autograd recorded", is_so=not is_ours)
         return register(hooks, hook)
 
     def marked(context: Any, *tensors: Any) -> None:

@@ -39,10 +39,12 @@ def replace_data(recorder: "Recorder", tensor: Tensor, value: Tensor) -> None:
 def _placeholder(recorder: "Recorder", tensor: Tensor) -> fx.Node | None:
     """The input that a tensor is, or None for one that the model made."""
     adopted = recorder.adopted.nodes.get(id(tensor))
-    return adopted or next((node for node in _inputs(recorder) if node.meta["val"] is tensor), None)
+    return adopted or next(
+        (node for node in _recorded_placeholders(recorder) if node.meta["val"] is tensor), None
+    )
 
 
-def _inputs(recorder: "Recorder") -> Iterable[fx.Node]:
+def _recorded_placeholders(recorder: "Recorder") -> Iterable[fx.Node]:
     """The placeholders, found without a walk over the graph: averages replace the data of every weight."""
     return recorder.graph.find_nodes(op="placeholder", sort=False)
 
@@ -76,5 +78,5 @@ def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
 
 def _taken(recorder: "Recorder") -> list[Any]:
     """Everything that is there when the model begins, and what got other data."""
-    held = [node.meta["val"] for node in _inputs(recorder)]
+    held = [node.meta["val"] for node in _recorded_placeholders(recorder)]
     return held + [recorder.stand_in(tensor) for tensor, _ in recorder.adopted.replaced.values()]

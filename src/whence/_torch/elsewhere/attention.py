@@ -68,7 +68,9 @@ def kernel_of(call: AttentionCall, elsewhere: Elsewhere) -> str:
     if elsewhere.capability is None:
         elsewhere.presume("attention takes the kernels of sm80: name another capability as in 'cuda:sm90'")
     order = _order(capability, elsewhere)
-    found = next((name for name in order if _is_on(name) and not any(_OBJECTS[name](call, capability))), None)
+    found = next(
+        (name for name in order if _is_kernel_on(name) and not any(_OBJECTS[name](call, capability))), None
+    )
     return "math" if found is None else found
 
 
@@ -81,7 +83,7 @@ def _order(capability: Capability, elsewhere: Elsewhere) -> list[str]:
     return [_NAMES[number] for number in order]
 
 
-def _is_on(name: str) -> bool:
+def _is_kernel_on(name: str) -> bool:
     return name in SWITCHES["attention kernels"].read()
 
 

@@ -157,8 +157,9 @@ def record_loop(
     with disable_proxy_modes_tracing():
         graphs = [branches.traced(each, (*(x.clone() for x in carried), *more)) for each in (condition, body)]
     results = [node.meta["val"] for node in _returned(graphs[1])]
-    if list(map(_kind, results)) != list(map(_kind, carried)):
-        why = f"its body returns {list(map(_kind, results))} for {list(map(_kind, carried))}"
+    gives, takes = (list(map(_shape_and_kind, values)) for values in (results, carried))
+    if gives != takes:
+        why = f"its body returns {gives} for {takes}"
         raise branches.refused(_WHILE, why)
     tracer: Any = recorder.tracer
     for name, graph in zip(("while_loop_cond_graph", "while_loop_body_graph"), graphs, strict=True):
@@ -174,7 +175,7 @@ def _returned(graph: fx.GraphModule) -> Sequence[fx.Node]:
     return nodes  # type: ignore[no-any-return]
 
 
-def _kind(tensor: Any) -> Any:
+def _shape_and_kind(tensor: Any) -> Any:
     return (tuple(tensor.shape), tensor.dtype, tensor.device)
 
 

@@ -212,10 +212,10 @@ def played(function: Any) -> Played | None:
 def let_play(module: fx.GraphModule, playing: Callable[[fx.Node], AbstractContextManager[None]]) -> None:
     """Let a graph say which node is running when it is called. PyTorch compiles graphs of scans that it only
     takes apart, and warns that it does not: these have nothing to compile."""
-    vars(module).update(forward=Played(module, playing), compile=_nothing)
+    vars(module).update(forward=Played(module, playing), compile=_compile_nothing)
 
 
-def _nothing() -> None:
+def _compile_nothing() -> None:
     """Nothing is compiled."""
 
 

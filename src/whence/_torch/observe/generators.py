@@ -127,12 +127,12 @@ class _Observed:
                 return function(*args, **kwargs)
             if name == "get_rng_state":
                 return self.reading(function)(*args, **kwargs)
-            return self.setting(_nothing, device)(*args, **kwargs)
+            return self.setting(_draw_nothing, device)(*args, **kwargs)
 
         return announced
 
 
-def _nothing(*_args: object, **_kwargs: object) -> None:
+def _draw_nothing(*_args: object, **_kwargs: object) -> None:
     """What is done to the generator of an accelerator while a recording draws nothing."""
 
 

@@ -112,7 +112,7 @@ def has_gradient_hooks(tensor: Tensor) -> bool:
 
 def gradient_hooks(tensor: Tensor) -> list[str]:
     """The hooks that see or change the gradient of `tensor`, each with the line where it is defined."""
-    return list(map(described, hooks_on_gradient(tensor)))
+    return list(map(hook_in_words, hooks_on_gradient(tensor)))
 
 
 def hooks_on_gradient(tensor: Tensor) -> tuple[Any, ...]:
@@ -125,7 +125,7 @@ def hooks_of_leaf(leaf: Tensor) -> tuple[dict[int, Any], dict[int, Any]]:
     return leaf._backward_hooks or {}, getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
 
 
-def described(hook: Any) -> str:
+def hook_in_words(hook: Any) -> str:
     """The name of a hook and the line where it is defined: `clip at model.py:12`."""
     while hasattr(hook, "func"):  # a partial
         hook = hook.func

@@ -67,10 +67,10 @@ def run_on_zeros(kernel: Any, args: Any, kwargs: Any) -> KernelMemory | None:
         leaf.untyped_storage().nbytes() if isinstance(leaf, Tensor) else 0
         for leaf in tree_flatten(results)[0]
     )
-    return KernelMemory(sizes, max(accumulate(_changes(watched)), default=0) - sum(sizes))
+    return KernelMemory(sizes, max(accumulate(_bytes_taken(watched)), default=0) - sum(sizes))
 
 
-def _changes(watched: profile) -> list[int]:
+def _bytes_taken(watched: profile) -> list[int]:
     """The bytes that were taken, or given back below zero, in order."""
     with TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"

@@ -140,8 +140,8 @@ def _leaves_watched(nodes: Sequence[Node], listener: StepListener) -> Iterator[N
             if is_leaf_node(node):
                 leaf: Tensor = node.variable  # type: ignore[attr-defined]
                 before, after = hooks_of_leaf(leaf)
-                kept = _told(listener.gradient_is_kept, leaf)
-                hooks.callback(node.register_prehook(_told(listener.gradient_arrives, leaf)).remove)
+                kept = _telling_hook(listener.gradient_is_kept, leaf)
+                hooks.callback(node.register_prehook(_telling_hook(listener.gradient_arrives, leaf)).remove)
                 if not after:
                     hooks.callback(node.register_hook(kept).remove)
                 hooks.enter_context(_values_replaced(before, _heard(before, listener)))
@@ -181,7 +181,7 @@ def _heard(
     return {key: heard(hook, begin) for (key, hook), begin in zip(hooks.items(), begins, strict=False)}
 
 
-def _told(tell: Callable[[Tensor], None], leaf: Tensor) -> Any:
+def _telling_hook(tell: Callable[[Tensor], None], leaf: Tensor) -> Any:
     def hook(*_gradients: object) -> None:
         tell(leaf)
 

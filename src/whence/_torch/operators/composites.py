@@ -95,7 +95,7 @@ class _Parameter:
 
 
 @cache
-def _parameters(operator: OpOverload) -> tuple[_Parameter, ...]:
+def _operator_parameters(operator: OpOverload) -> tuple[_Parameter, ...]:
     return tuple(
         _Parameter(
             "input" if row.name == "self" else row.name,
@@ -110,7 +110,7 @@ def _parameters(operator: OpOverload) -> tuple[_Parameter, ...]:
 
 def _as_declared(operator: OpOverload, args: tuple[Any, ...], named: Mapping[str, Any]) -> CompositeCall:
     """The call of a function whose arguments have the names and the order of its operator's."""
-    rows = _parameters(operator)
+    rows = _operator_parameters(operator)
     given = {row.name: row.default for row in rows}
     given |= {**dict(zip(given, args, strict=False)), **named}
     if len(given) > len(rows) or any(value is _Needed for value in given.values()):
@@ -125,7 +125,7 @@ def _as_declared(operator: OpOverload, args: tuple[Any, ...], named: Mapping[str
 def _without_defaults(operator: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments without those at the end that are the operator's own defaults, as PyTorch writes calls."""
     kept = list(args)
-    for argument, row in reversed(list(zip(args, _parameters(operator), strict=False))):
+    for argument, row in reversed(list(zip(args, _operator_parameters(operator), strict=False))):
         if not _is_default(argument, row.default):
             break
         kept.pop()

@@ -58,7 +58,7 @@ def decomposition_of(
     """
     noted: list[Operation] = []
     mode = next((value.fake_mode for value in values if isinstance(value, FakeTensor)), nullcontext())
-    with _inside(regions), mode, _OperationLog(noted, table or {}, running):
+    with _inside_autocast_regions(regions), mode, _OperationLog(noted, table or {}, running):
         return noted, call()
 
 
@@ -99,7 +99,7 @@ class _OperationLog(TorchDispatchMode):
 
 
 @contextmanager
-def _inside(regions: Sequence[Autocast]) -> Iterator[None]:
+def _inside_autocast_regions(regions: Sequence[Autocast]) -> Iterator[None]:
     with ExitStack() as stack:
         for region in regions:
             settings = {"dtype": region.dtype, "enabled": region.enabled, "cache_enabled": region.cache}

@@ -101,10 +101,10 @@ def _layout_of(tensor: Tensor) -> Any:
             raise _Unknown
         sizes = (*tensor.shape, *tensor.stride(), tensor.storage_offset())
         flags = (tensor.is_conj(), tensor.is_neg(), tensor.is_inference())
-        return tensor.dtype, tensor.device, tensor.dim(), flags, tuple(map(_size, sizes))
+        return tensor.dtype, tensor.device, tensor.dim(), flags, tuple(map(_size_key, sizes))
 
 
-def _size(size: Any) -> Any:
+def _size_key(size: Any) -> Any:
     return expression(size) if isinstance(size, SYMBOLIC) else size
 
 

@@ -58,13 +58,13 @@ class Samples:
             return torch.empty_strided(sample.shape, sample.strides, dtype=value.dtype, device="meta")
 
         try:
-            if not any(has_open_sizes(value) for value in _flat(args)):
+            if not any(has_open_sizes(value) for value in _flat_items(args)):
                 return None
             with unset_fake_temporarily():
                 given = [_each(value, on_meta) for value in args]
                 sizes = _together(samples) if keeps_sizes(func) else None
                 found = func(*given)
-            return self._like(found, sizes or _selected(found, samples), samples)
+            return self._like(found, sizes or _selected_sizes(found, samples), samples)
         except _Uncommon:
             return None
 
@@ -104,7 +104,7 @@ class Samples:
         alike = next((row.tensor for row in samples if (row.sizes, row.strides) == layout), None)
         if alike is not None and alike.dtype == found.dtype:
             return snapshot_fake(alike)  # type: ignore[return-value]
-        strides = _strides(found, sizes) if alike is None else alike.stride()
+        strides = _strides_over_sizes(found, sizes) if alike is None else alike.stride()
         return fake_like(self._mode, samples[0].tensor, sizes, strides, found.dtype)
 
 
@@ -118,7 +118,7 @@ def keeps_sizes(func: Any) -> bool:
     return plain and torch.Tag.pointwise in func.tags and torch.Tag.nondeterministic_seeded not in func.tags
 
 
-def _flat(args: Sequence[Any]) -> list[Any]:
+def _flat_items(args: Sequence[Any]) -> list[Any]:
     return [item for value in args for item in (value if isinstance(value, list) else (value,))]
 
 
@@ -143,7 +143,7 @@ def _agreed(samples: Sequence[_Sample], dim: int) -> Any:
     return next(iter(longer.values()), 1)
 
 
-def _selected(found: Tensor, samples: Sequence[_Sample]) -> list[Any]:
+def _selected_sizes(found: Tensor, samples: Sequence[_Sample]) -> list[Any]:
     """The sizes of a result, each found among those of the arguments."""
     _refuse_devices(samples)
     known: dict[int, Any] = {1: 1}
@@ -169,7 +169,7 @@ def _has_one_order(row: _Sample) -> bool:
     return all(not longer % step for step, longer in pairwise(steps))
 
 
-def _strides(found: Tensor, sizes: Sequence[Any]) -> list[Any]:
+def _strides_over_sizes(found: Tensor, sizes: Sequence[Any]) -> list[Any]:
     """The strides over sizes that are symbols, of a tensor without gaps."""
     order = sorted(range(found.dim()), key=lambda dim: (found.stride(dim), found.shape[dim]))
     strides: list[Any] = [1] * len(sizes)

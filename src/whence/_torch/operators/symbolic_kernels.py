@@ -77,7 +77,7 @@ def recurrent(
 
     `options` are `has_biases, layers, dropout, train, bidirectional, batch_first`.
     """
-    rows = _rows(params, 2, has_biases=options[0])
+    rows = _layer_weights(params, 2, has_biases=options[0])
     results, ends = _stacked(cell, inputs, hidden.unbind(0), rows, options[1:])
     return results, torch.stack(ends)
 
@@ -87,7 +87,7 @@ def lstm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """What `torch.lstm` gives where no layer runs in oneDNN: all results, last hidden states and cells."""
     projects = hidden[0].shape[2] != hidden[1].shape[2]
-    rows = _rows(params, 3 if projects else 2, has_biases=options[0])
+    rows = _layer_weights(params, 3 if projects else 2, has_biases=options[0])
     states = list(zip(hidden[0].unbind(0), hidden[1].unbind(0), strict=True))
     results, ends = _stacked(lstm_cell, inputs, states, rows, options[1:])
     return results, torch.stack([last for last, _ in ends]), torch.stack([cell for _, cell in ends])
@@ -113,7 +113,7 @@ def _stacked(
     return (current.transpose(0, 1) if batch_first else current), ends
 
 
-def _rows(params: Sequence[Tensor], matrices: int, *, has_biases: bool) -> list[Weights]:
+def _layer_weights(params: Sequence[Tensor], matrices: int, *, has_biases: bool) -> list[Weights]:
     """The weights of each layer and direction: two matrices, two biases or None, and the third matrix."""
     count = matrices + 2 if has_biases else matrices
     rows: list[Weights] = [params[at : at + count] for at in range(0, len(params), count)]

@@ -108,11 +108,13 @@ def _computed(recorder: "Recorder", node: fx.Node) -> Any:
 
 def _leading_to(node: fx.Node) -> set[fx.Node]:
     """What a value is computed from, and what writes to any of that."""
-    writes = [(row, _memory(written_arguments(row.target, row.args, row.kwargs))) for row in _writing(node)]
+    writes = [
+        (row, _memory_held(written_arguments(row.target, row.args, row.kwargs))) for row in _writing(node)
+    ]
     found, waiting = {node}, [node]
     while waiting:
         row = waiting.pop()
-        memory = _memory([row])
+        memory = _memory_held([row])
         sources = [*row.all_input_nodes, *(other for other, written in writes if written & memory)]
         waiting += [source for source in sources if source not in found]
         found.update(sources)
@@ -123,7 +125,7 @@ def _writing(node: fx.Node) -> list[fx.Node]:
     return [row for row in node.graph.nodes if row.op == "call_function" and traits(row.target).mutates]
 
 
-def _memory(nodes: Iterable[Any]) -> set[int]:
+def _memory_held(nodes: Iterable[Any]) -> set[int]:
     """The memory of what nodes hold."""
     held = (row.meta.get("val") for row in nodes if isinstance(row, fx.Node))
     return {storage_of(value) for value in held if isinstance(value, Tensor)}
@@ -138,10 +140,10 @@ def _is_computable(node: fx.Node, kinds: Container[str]) -> bool:
     made = value[0] if isinstance(value, (tuple, list)) and value else value
     if not isinstance(node.target, OpOverload) or not isinstance(made, Tensor):
         return False
-    if made.device.type not in kinds or (made.device.type != "cpu" and not _is_whole(made)):
+    if made.device.type not in kinds or (made.device.type != "cpu" and not _is_integral(made)):
         return False
     return not traits(node.target).random and not said_of(node.target).gives_memory
 
 
-def _is_whole(tensor: Tensor) -> bool:
+def _is_integral(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex())

@@ -191,7 +191,11 @@ class FunctionMode(TorchFunctionMode):
     def _decided_numbers(self, func: Any, data: Any, read: Sequence[Tensor]) -> Any:
         """Tensors in a list as numbers of the example."""
         decider = self.recorder.decider
-        numbers = {} if decider is None else {id(leaf): decider.content(_as_number, [leaf]) for leaf in read}
+        numbers = (
+            {}
+            if decider is None
+            else {id(leaf): decider.content(_numbers_of_tensor, [leaf]) for leaf in read}
+        )
         if decider is None or None in numbers.values():
             raise self.recorder.listener.model.value_needed(func, read, func)
         return tree_map_only(FakeTensor, lambda leaf: numbers[id(leaf)], data)
@@ -231,7 +235,7 @@ def _as_index(item: Any) -> Any:
     return torch.stack(tuple(item)) if is_whole else item
 
 
-def _as_number(tensor: Tensor) -> Any:
+def _numbers_of_tensor(tensor: Tensor) -> Any:
     return tensor.tolist()
 
 

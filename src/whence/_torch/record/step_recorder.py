@@ -120,7 +120,7 @@ class StepRecorder(Recorder):
         return node
 
     def _dispatched(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        if func is ITEM and _is_number(args[0].dtype) and self.listener.model.reads_numbers:
+        if func is ITEM and _is_numeric(args[0].dtype) and self.listener.model.reads_numbers:
             held = self.node_of(self.recognised(args[0]))
             return self.arithmetic.number(self._append_number(func, (held,)))
         if holds_recorded(args) or (kwargs and holds_recorded(kwargs.values())):
@@ -158,7 +158,7 @@ class StepRecorder(Recorder):
         return as_node(value) if is_recorded(value) else self.as_nodes(value)
 
 
-def _is_number(dtype: torch.dtype) -> bool:
+def _is_numeric(dtype: torch.dtype) -> bool:
     """Whether Python computes with what a tensor of this kind holds: not with truths."""
     return not (dtype.is_complex or dtype is torch.bool)
 

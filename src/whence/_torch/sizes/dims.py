@@ -75,14 +75,14 @@ def wish_of(dim: Any) -> DimWish | None:
     if isinstance(dim, _StaticDim):
         return DimWish(Freedom.STATIC, str(dim.value), value=dim.value)
     if isinstance(dim, _DerivedDim):
-        root = _named(dim.root)
+        root = _named_wish(dim.root)
         offset = int(dim.fn(0))
         scale = int(dim.fn(1)) - offset
         return DimWish(Freedom.NAMED, str(dim.__name__), root.name, root.low, root.high, scale, offset)
-    return _named(dim) if isinstance(dim, Dim) else None
+    return _named_wish(dim) if isinstance(dim, Dim) else None
 
 
-def _named(dim: Any) -> DimWish:
+def _named_wish(dim: Any) -> DimWish:
     name = str(dim.__name__)
     high = int(dim.max) if isinstance(dim.max, int) else None
     wish = DimWish(Freedom.NAMED, "", name, int(dim.min), high)

@@ -47,12 +47,12 @@ class HostDraw:
 
     def by(self, function: Callable[..., Any]) -> Any:
         """Draw now, with the function itself: a number, or a list of whole ones."""
-        return _called(function, self.arguments)
+        return _number_computed(function, self.arguments)
 
     @property
     def spelled(self) -> str:
         """As a person writes the call."""
-        return _spelled(self.function, self.arguments)
+        return _call_in_words(self.function, self.arguments)
 
 
 def draw_of(function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> HostDraw | None:
@@ -78,12 +78,12 @@ def are_whole_or_one(found: Any) -> bool:
 
 
 @torch.library.custom_op("whence::drawn", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
-def _drawn(function: str, arguments: str, whole: bool, count: int) -> Tensor:  # noqa: ARG001
+def _drawn_by_function(function: str, arguments: str, whole: bool, count: int) -> Tensor:  # noqa: ARG001
     """What the function draws: `count` numbers, or one without a dimension where that is negative."""
-    return as_tensor(_called(_found(function), arguments), whole=whole)
+    return as_tensor(_number_computed(_function_named(function), arguments), whole=whole)
 
 
-@_drawn.register_fake
+@_drawn_by_function.register_fake
 def _shape_of_drawn(function: str, arguments: str, whole: bool, count: int) -> Tensor:  # noqa: ARG001
     return torch.empty(() if count < 0 else (count,), dtype=torch.int64 if whole else torch.float64)
 
@@ -100,18 +100,18 @@ def as_tensor(found: Any, *, whole: bool) -> Tensor:
 def spelled_number(node: Any) -> str:
     """The number that is read from a node, as a person writes it."""
     if node.target is DRAWN:
-        return _spelled(str(node.args[0]), str(node.args[1]))
+        return _call_in_words(str(node.args[0]), str(node.args[1]))
     return f"{node}.item()"
 
 
-def _found(name: str) -> Callable[..., Any]:
+def _function_named(name: str) -> Callable[..., Any]:
     if name not in _ALLOWED:
         raise ValueError(f"{name} draws no numbers")
     module, _, called = name.rpartition(".")
     return getattr(importlib.import_module(module), called)  # type: ignore[no-any-return]
 
 
-def _called(function: Callable[..., Any], arguments: str) -> Any:
+def _number_computed(function: Callable[..., Any], arguments: str) -> Any:
     args, kwargs = json.loads(arguments, object_hook=_as_range)
     if function.__name__ == "shuffle":
         order: list[int] = list(*args)
@@ -125,7 +125,7 @@ def _as_range(held: dict[str, Any]) -> Any:
     return range(held[_RANGE]) if held.keys() == {_RANGE} else held
 
 
-def _spelled(function: str, arguments: str) -> str:
+def _call_in_words(function: str, arguments: str) -> str:
     args, kwargs = json.loads(arguments, object_hook=_as_range)
     shown = [*map(str, args), *(f"{name}={value}" for name, value in kwargs.items())]
     return f"{function}({', '.join(shown)})"

@@ -75,7 +75,7 @@ def is_number(value: object) -> bool:
 
 def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, Any]:
     """The limits of the symbols in these values, as torch.export keeps them: those given, else their own."""
-    sizes = [size for value in values for size in _sizes(value)]
+    sizes = [size for value in values for size in _symbolic_sizes(value)]
     if not sizes:
         return {}
     known_ranges: Any = importlib.import_module("torch.utils._sympy.value_ranges")
@@ -93,7 +93,7 @@ def ranges_of(values: Iterable[Any], limits: Mapping[str, Limits]) -> dict[Any, 
 
 def say_where(values: Iterable[Any], texts: Mapping[str, str]) -> None:
     """Say in PyTorch's spelling where the sizes in these values come from, by their names."""
-    found = [size.node.shape_env for value in values for size in _sizes(value)]
+    found = [size.node.shape_env for value in values for size in _symbolic_sizes(value)]
     if not found:
         return
     own = importlib.import_module("whence._torch.sizes.environment").SizeEnvironment
@@ -102,7 +102,7 @@ def say_where(values: Iterable[Any], texts: Mapping[str, str]) -> None:
             environment.say_where(texts)
 
 
-def _sizes(value: object) -> list[SymInt]:
+def _symbolic_sizes(value: object) -> list[SymInt]:
     return [size for size in sizes_in(value) if isinstance(size, SymInt)]
 
 

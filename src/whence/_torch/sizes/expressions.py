@@ -158,17 +158,17 @@ def can_view(shape: Sequence[Any], strides: Sequence[Any], wanted: Sequence[Any]
     Dimensions that do not lie in one another's rows stay apart, so that what is inside of them must be as
     many elements as what is inside of a wanted one. None where open sizes of two and more decide.
     """
-    ones = [_is_same(size, 1) for size in shape]
+    ones = [_is_same_size(size, 1) for size in shape]
     if 0 in shape or None in ones:
         return True if 0 in shape else None
     rows = [(shape[dim], strides[dim]) for dim in reversed(range(len(shape))) if not ones[dim]]
-    joined = [_is_same(outer[1], inner[0] * inner[1]) for inner, outer in pairwise(rows)]
+    joined = [_is_same_size(outer[1], inner[0] * inner[1]) for inner, outer in pairwise(rows)]
     if wanted is None:
-        return _every([_is_same(rows[0][1], 1), *joined] if rows else [])
+        return _every([_is_same_size(rows[0][1], 1), *joined] if rows else [])
     counts = [*accumulate((size for size, _ in rows[:-1]), mul)]
     ends = [*accumulate(reversed(wanted), mul)]
     answers = (
-        _some([one, *(_is_same(count, end) for end in ends)])
+        _some([one, *(_is_same_size(count, end) for end in ends)])
         for one, count in zip(joined, counts, strict=True)
     )
     return _every([*answers])
@@ -182,7 +182,7 @@ def _some(answers: Sequence[bool | None]) -> bool | None:
     return None if None in answers and True not in answers else True in answers
 
 
-def _is_same(left: Any, right: Any) -> bool | None:
+def _is_same_size(left: Any, right: Any) -> bool | None:
     """Whether two sizes are the same; None where open ones of two and more decide."""
     if type(left) is int and type(right) is int:
         return left == right

@@ -239,8 +239,9 @@ def stays(
     """A node of a program in which values decided: raises `StaleCapture` where they decide otherwise."""
     answer = bool(found) if isinstance(expected, bool) else found
     if not are_alike(answer, expected):
+        now, before = _answer_in_words(answer), _answer_in_words(expected)
         raise StaleCapture(
-            f"a branch goes another way: {asked} is {_shown(answer)}, and was {_shown(expected)} at capture",
+            f"a branch goes another way: {asked} is {now}, and was {before} at capture",
             where=Place(module, line),
             why="the program holds what comes after one way only",
             remedy="capture again: from here on the other way is taken; a guarded program keeps one for each "
@@ -272,7 +273,7 @@ def are_alike(left: Any, right: Any) -> bool:
 _SHOWN = 60
 
 
-def _shown(answer: object) -> str:
+def _answer_in_words(answer: object) -> str:
     text = repr(answer)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 

@@ -44,20 +44,20 @@ class _OnNodes(PythonReferenceAnalysis):
 
     @staticmethod
     def floor_to_int(x: Any, _dtype: object) -> Any:
-        return _called(math.floor, x)
+        return _proxy_call(math.floor, x)
 
     @staticmethod
     def ceil_to_int(x: Any, _dtype: object) -> Any:
-        return _called(math.ceil, x)
+        return _proxy_call(math.ceil, x)
 
     @staticmethod
     def trunc_to_int(x: Any, _dtype: object) -> Any:
-        return _called(math.trunc, x)
+        return _proxy_call(math.trunc, x)
 
     @staticmethod
     def round_to_int(x: Any, _dtype: object) -> Any:
-        return _called(round, x)
+        return _proxy_call(round, x)
 
 
-def _called(function: Any, proxy: Any) -> Any:
+def _proxy_call(function: Any, proxy: Any) -> Any:
     return proxy.tracer.create_proxy("call_function", function, (proxy,), {})

@@ -135,13 +135,13 @@ def undecided_bookkeeping(wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _nothing() -> Iterator[None]:
+def _change_nothing() -> Iterator[None]:
     yield
 
 
 def without_decisions(environment: "SizeEnvironment | None") -> AbstractContextManager[Any]:
     """What is decided inside the block is not required of other sizes."""
-    return _nothing() if environment is None else environment.suppress_guards()
+    return _change_nothing() if environment is None else environment.suppress_guards()
 
 
 def admit(values: Iterable[object], name: str, number: int) -> None:

@@ -72,16 +72,16 @@ def _states(modules: Iterable[nn.Module]) -> list[Any]:
     return list({id(state): state for state in found}.values())
 
 
-def _groups(modules: Iterable[nn.Module]) -> Iterator[Any]:
+def _parameter_groups(modules: Iterable[nn.Module]) -> Iterator[Any]:
     return (group for state in _states(modules) for group in state._fsdp_param_groups)
 
 
-def _rows(modules: Iterable[nn.Module]) -> Iterator[Any]:
+def _managed_parameters(modules: Iterable[nn.Module]) -> Iterator[Any]:
     """What FSDP keeps about each parameter."""
-    return (row for group in _groups(modules) for row in group.fsdp_params)
+    return (row for group in _parameter_groups(modules) for row in group.fsdp_params)
 
 
-def _registered(row: Any) -> Tensor:
+def _registered_tensor(row: Any) -> Tensor:
     """The tensor that a module holds now in the place of a parameter."""
     place = row._module_info
     tensor: Tensor = place.module._parameters[place.param_name]
@@ -90,7 +90,7 @@ def _registered(row: Any) -> Tensor:
 
 def _shard(row: Any) -> Tensor:
     """The parameter that lasts: an assignment since the last call may have replaced the one FSDP knows."""
-    tensor: Tensor = _registered(row) if row.sharded_state.name == "SHARDED" else row.sharded_param
+    tensor: Tensor = _registered_tensor(row) if row.sharded_state.name == "SHARDED" else row.sharded_param
     return tensor
 
 
@@ -102,19 +102,19 @@ def lasting_parameters(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
 
 def managed_parameters(modules: Iterable[nn.Module]) -> dict[int, Tensor]:
     """The sharded parameter behind each that FSDP manages, by identity; modules may hold the whole now."""
-    return {id(_registered(row)): _shard(row) for row in _rows(modules)}
+    return {id(_registered_tensor(row)): _shard(row) for row in _managed_parameters(modules)}
 
 
 def sharded_separately(modules: Iterable[nn.Module]) -> list[str]:
     """The names of parameters that were one, and are two since `fully_shard`, each in a group of its own."""
     first: dict[int, Any] = {}
-    rows = [(row._orig_param_uid, row) for row in _rows(modules)]
+    rows = [(row._orig_param_uid, row) for row in _managed_parameters(modules)]
     return [row._module_info.param_name for uid, row in rows if first.setdefault(uid, row) is not row]
 
 
 def processes_sharing(module: nn.Module) -> int:
     """How many processes share the parameters of a module and average their gradients."""
-    return max((row.sharded_param.device_mesh.size() for row in _rows([module])), default=1)
+    return max((row.sharded_param.device_mesh.size() for row in _managed_parameters([module])), default=1)
 
 
 def besides_gathering(module: nn.Module) -> list[str]:
@@ -173,13 +173,13 @@ def sharding_put_aside(modules: Sequence[nn.Module], mode: FakeTensorMode) -> It
     managed = {id(module): module for module in modules if can_be_put_aside(module)}
     sharded: dict[int, Tensor] = {}
     with ExitStack() as back:
-        for row in list(_rows(managed.values())):
+        for row in list(_managed_parameters(managed.values())):
             lasting = _shard(row)
             with mode:
                 whole = torch.empty(lasting.shape, dtype=lasting.dtype, device=lasting.device)
             fake = nn.Parameter(whole, requires_grad=lasting.requires_grad)
             sharded[id(fake)] = lasting
-            back.callback(row._setattr_on_modules, _registered(row))
+            back.callback(row._setattr_on_modules, _registered_tensor(row))
             row._setattr_on_modules(fake)
         for module in managed.values():
             back.enter_context(_as_written(module))
@@ -195,18 +195,18 @@ def _as_written(module: nn.Module) -> Iterator[None]:
     try:
         module.__class__ = class_as_written(kind)
         for table, before in hooks:
-            _refill(table, {key: hook for key, hook in before.items() if not is_of_sharding(hook)})
+            _refill_table(table, {key: hook for key, hook in before.items() if not is_of_sharding(hook)})
         for name, method in methods.items():
             attributes[name] = method.__wrapped__
         yield
     finally:
         module.__class__ = kind
         for table, before in hooks:
-            _refill(table, before)
+            _refill_table(table, before)
         attributes.update(methods)
 
 
-def _refill(table: dict[int, Callable[..., Any]], rows: dict[int, Callable[..., Any]]) -> None:
+def _refill_table(table: dict[int, Callable[..., Any]], rows: dict[int, Callable[..., Any]]) -> None:
     table.clear()
     table.update(rows)
 
@@ -226,7 +226,9 @@ def sharding_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
         for thing, values in _settings(managed):
             kept.callback(vars(thing).update, {name: getattr(thing, name) for name in values})
             vars(thing).update(values)
-        for parameter in [row._unsharded_param for row in _rows(managed) if hasattr(row, "_unsharded_param")]:
+        for parameter in [
+            row._unsharded_param for row in _managed_parameters(managed) if hasattr(row, "_unsharded_param")
+        ]:
             kept.callback(setattr, parameter, "grad", parameter.grad)
             parameter.grad = None
         finished = False
@@ -241,13 +243,13 @@ def sharding_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
 
 
 def _settings(modules: Sequence[nn.Module]) -> Iterator[tuple[Any, dict[str, Any]]]:
-    yield from ((group, _SYNCHRONISED) for group in _groups(modules))
-    yield from ((row, {"unsharded_accumulated_grad": None}) for row in _rows(modules))
+    yield from ((group, _SYNCHRONISED) for group in _parameter_groups(modules))
+    yield from ((row, {"unsharded_accumulated_grad": None}) for row in _managed_parameters(modules))
     yield from ((state._state_ctx, {"is_last_backward": True}) for state in _states(modules))
 
 
 def _holds_whole(module: Any) -> bool:
-    return any(row.sharded_state.name == "UNSHARDED" for row in _rows([module]))
+    return any(row.sharded_state.name == "UNSHARDED" for row in _managed_parameters([module]))
 
 
 def _put_back(module: Any, was_whole: bool) -> None:

@@ -68,7 +68,7 @@ def meshes_of(tensors: Iterable[Any]) -> dict[Mesh, Any]:
     return {mesh_facts(each.device_mesh): each.device_mesh for each in tensors if is_distributed(each)}
 
 
-def described(layout: Composition) -> Composition | None:
+def spread_layout(layout: Composition) -> Composition | None:
     """The layout of a DTensor with a `Spread` as its context; None for any other."""
     if not is_distributed_class(layout.kind):
         return None

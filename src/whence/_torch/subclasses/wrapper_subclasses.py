@@ -114,11 +114,11 @@ def layout_of(tensor: Any) -> Composition:
         shape=tuple(tensor.shape),
         strides=tuple(tensor.stride()),
         rest=tuple((name, value) for name, value in held if not isinstance(value, Tensor)),
-        follows=tuple(_followed(size, tensors) for size in (*tensor.shape, *tensor.stride())),
+        follows=tuple(_followed_size(size, tensors) for size in (*tensor.shape, *tensor.stride())),
     )
 
 
-def _followed(size: Any, parts: Sequence[Tensor]) -> tuple[int, bool, int] | None:
+def _followed_size(size: Any, parts: Sequence[Tensor]) -> tuple[int, bool, int] | None:
     """Where a size that is a symbol is found among those of the parts."""
     if not isinstance(size, SymInt):
         return None
@@ -192,12 +192,12 @@ def flattened_differentiably(tensor: Any, gradient: Callable[[list[Any]], Any] |
     if not is_composed(tensor) or not (tensor.requires_grad and torch.is_grad_enabled()):
         return flattened_tensor(tensor)
     parts = iter(_Flatten.apply(tensor, gradient))
-    return _filled(flattened_tensor(tensor), parts)
+    return _filled_with_parts(flattened_tensor(tensor), parts)
 
 
-def _filled(value: Any, parts: Iterator[Tensor]) -> Any:
+def _filled_with_parts(value: Any, parts: Iterator[Tensor]) -> Any:
     if isinstance(value, TensorParts):
-        return TensorParts(value.layout, tuple(_filled(part, parts) for part in value.parts))
+        return TensorParts(value.layout, tuple(_filled_with_parts(part, parts) for part in value.parts))
     return next(parts)
 
 
@@ -223,7 +223,7 @@ class _Flatten(torch.autograd.Function):
         ]
         if ctx.gradient is not None:
             return ctx.gradient(filled), None
-        return _joined(_filled(ctx.template, iter(filled))), None
+        return _joined(_filled_with_parts(ctx.template, iter(filled))), None
 
 
 def plain_parts_of(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
@@ -256,14 +256,14 @@ class _Together(torch.autograd.Function):
     def backward(ctx: Any, received: Any) -> Any:
         if not is_composed(received) or layout_of(received) != ctx.layout:
             raise NotDifferentiable(
-                f"the gradient of a {ctx.layout.kind.__name__} arrived as {_described(received)}",
+                f"the gradient of a {ctx.layout.kind.__name__} arrived as {_kind_in_words(received)}",
                 why="the backward was captured for a gradient that is made as the tensor is",
                 remedy="bring the gradient to the layout of the result, such as its placements",
             )
         return None, *(getattr(received, name) for name in ctx.layout.names)
 
 
-def _described(value: Any) -> str:
+def _kind_in_words(value: Any) -> str:
     return f"{type(value).__name__} made otherwise" if is_composed(value) else f"a {type(value).__name__}"
 
 

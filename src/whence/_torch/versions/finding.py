@@ -32,20 +32,20 @@ def looked_for() -> dict[str, bool]:
 
 def is_there(name: str) -> bool:
     """Whether a dotted name leads somewhere."""
-    return _reached(name, load=True) is not _GONE
+    return _reached_name(name, load=True) is not _GONE
 
 
 def _looked_for(table: Mapping[str, str], *, load: bool, spoken: bool) -> Iterator[tuple[str, bool | None]]:
     """Each name, and whether it is there; None where that is not known."""
     for owner, names in table.items():
-        found = _reached(owner, load=load)
+        found = _reached_name(owner, load=load)
         for name in names.split():
             is_held = found is not _GONE and any(hasattr(found, one) for one in name.split("|"))
             is_there = is_held or (spoken and _is_spoken_of(name, found))
             yield f"{owner}.{name}", None if found is _UNKNOWN else is_there
 
 
-def _reached(name: str, *, load: bool) -> Any:
+def _reached_name(name: str, *, load: bool) -> Any:
     """The module, class or function of that name; a module that fails while it is loaded says nothing."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):

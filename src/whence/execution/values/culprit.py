@@ -61,7 +61,7 @@ def culprit(
 ) -> Culprit | None:
     """Halve the passes between a program that is right and one that is not, until one is left."""
     made = _Passes(program, passes)
-    expected = None if check is not None else _outputs(program, given)
+    expected = None if check is not None else _output_values(program, given)
 
     def is_right(count: int) -> bool:
         found: Any = made.after(count)
@@ -75,15 +75,15 @@ def culprit(
     while wrong - right > 1:
         middle = (right + wrong) // 2
         right, wrong = (middle, wrong) if is_right(middle) else (right, middle)
-    return _told(made, wrong, given, can_run=check is None)
+    return _culprit_at(made, wrong, given, can_run=check is None)
 
 
-def _told(made: _Passes, wrong: int, given: Given, *, can_run: bool) -> Culprit:
+def _culprit_at(made: _Passes, wrong: int, given: Given, *, can_run: bool) -> Culprit:
     before, after = made.after(wrong - 1), made.after(wrong)
     name = after.history[-1].name
     if not can_run:
         return Culprit(name, wrong - 1, before, after, (), None)
-    outputs = _different(_outputs(before, given), after, given)
+    outputs = _different(_output_values(before, given), after, given)
     return Culprit(name, wrong - 1, before, after, outputs, _first(before, after, given))
 
 
@@ -95,7 +95,7 @@ def _first(before: FlatProgram, after: FlatProgram, given: Given) -> First | Non
         torch.set_rng_state(state)
 
 
-def _outputs(program: FlatProgram, given: Given) -> dict[str, Any]:
+def _output_values(program: FlatProgram, given: Given) -> dict[str, Any]:
     """The values of all outputs by name, from the random state of now, which stays as it is."""
     state = torch.get_rng_state()
     nodes = frozenset(row.node for row in program.signature.outputs if row.node is not None)
@@ -110,7 +110,7 @@ def _outputs(program: FlatProgram, given: Given) -> dict[str, Any]:
 
 
 def _different(expected: Mapping[str, Any], program: FlatProgram, given: Given) -> tuple[str, ...]:
-    found = _outputs(program, given)
+    found = _output_values(program, given)
     return tuple(name for name, value in expected.items() if not _same(value, found[name]))
 
 

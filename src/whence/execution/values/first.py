@@ -64,12 +64,12 @@ def first_nonfinite(program: FlatProgram, given: Given) -> First | None:
             continue
         sources = [seen.get(source.name, (False, False)) for source in node.all_input_nodes]
         if nan and not any(had for had, _ in sources):
-            return _found(program, node, "holds a NaN")
+            return _first_at(program, node, "holds a NaN")
         given_infinity = (
             node.op != "call_function" or any(had for _, had in sources) or _writes_infinity(node)
         )
         if infinite and not given_infinity:
-            return _found(program, node, "holds an infinity")
+            return _first_at(program, node, "holds an infinity")
     return None
 
 
@@ -99,7 +99,7 @@ def first_difference(program: FlatProgram, other: FlatProgram, given: Given) -> 
     for node, values in walk(program, inputs_of(program, *given)):
         compares = node.name in expected and not said_of(node.target).gives_memory
         if compares and (why := next(_otherwise(detached(values[node.name]), expected[node.name]), None)):
-            return _found(program, node, why)
+            return _first_at(program, node, why)
     return None
 
 
@@ -117,7 +117,7 @@ def _otherwise(found: Any, expected: Any) -> Iterator[str]:
             yield f"differs by up to {float(largest):.3g}"
 
 
-def _found(program: FlatProgram, node: fx.Node, why: str) -> First:
+def _first_at(program: FlatProgram, node: fx.Node, why: str) -> First:
     return First(node.name, program.where(node), why)
 
 
@@ -134,7 +134,7 @@ def by_call(program: FlatProgram, subject: Subject, start: Start) -> Iterator[Co
     """What each call of a module returns in eager and in the program, in the order in which calls end; where
     the program holds a backward, then the gradients of that, in the order in which eager has them."""
     watcher, tangents = start(lambda given: _watched(program, subject, *given))
-    values = start(lambda given: _values(program, given, tangents))
+    values = start(lambda given: _values_inside(program, given, tangents))
     return calls_beside(program, watcher, values)
 
 
@@ -183,7 +183,7 @@ def gradient_of(program: FlatProgram, leaf: Leaf) -> str | None:
     return None if record.adjoint is None or record.unclear else record.adjoint.total
 
 
-def _values(program: FlatProgram, flat: tuple[Any, Any], tangents: Sequence[Any]) -> dict[str, Any]:
+def _values_inside(program: FlatProgram, flat: tuple[Any, Any], tangents: Sequence[Any]) -> dict[str, Any]:
     """What nodes of the forward hold, and the gradients of what calls return; copies of state and arguments,
     which eager may write. Where eager begins with other gradients than the program, there are none."""
     rows = program.signature.inputs_of(InputKind.TANGENT)

@@ -83,30 +83,30 @@ class _Meant:
 
     @property
     def names(self) -> set[str]:
-        return {name for target in self.targets.values() for name in _names(target)}
+        return {name for target in self.targets.values() for name in _target_names(target)}
 
     def filled(self, values: Mapping[str, Any]) -> Any:
-        found = {name: _filled(target, values) for name, target in self.targets.items()}
+        found = {name: _target_value(target, values) for name, target in self.targets.items()}
         return next(iter(found.values())) if self.alone else found
 
 
 def _meant(program: FlatProgram, key: ValueKey) -> _Meant:
     if isinstance(key, (CallSite, Call)):
         site = key.site if isinstance(key, Call) else key
-        return _calls([program.calls.at(str(site.path), site.index)], alone=True)
+        return _returned_by([program.calls.at(str(site.path), site.index)], alone=True)
     if isinstance(key, fx.Node):
         return _Meant({key.name: program.node(key.name).name}, alone=True)
     if calls := [call for call in program.calls if str(call.site.path) == key]:
-        return _calls(calls, alone=len(calls) == 1)
+        return _returned_by(calls, alone=len(calls) == 1)
     if SEPARATOR in key or ("=" in key and not key.startswith(TYPE)):
         return _nodes(program, key)
     if not any(sign in key for sign in _OF_PATTERNS):
         return _Meant({key: program.node(key).name}, alone=True)
     calls = select_calls(program, key)
-    return _calls(calls, alone=len(calls) == 1 and not any(sign in key for sign in _OF_SEVERAL))
+    return _returned_by(calls, alone=len(calls) == 1 and not any(sign in key for sign in _OF_SEVERAL))
 
 
-def _calls(calls: Sequence[Call], *, alone: bool) -> _Meant:
+def _returned_by(calls: Sequence[Call], *, alone: bool) -> _Meant:
     """What they returned; calls in branches and loops hand out nothing that the program has."""
     found = {str(call.site): call.outputs for call in calls if call.outputs is not None}
     if not found:
@@ -128,11 +128,11 @@ def _of_a_branch(what: str) -> SelectionError:
     )
 
 
-def _names(target: Target) -> Sequence[str]:
+def _target_names(target: Target) -> Sequence[str]:
     return target.names if isinstance(target, Structure) else [target]
 
 
-def _filled(target: Target, values: Mapping[str, Any]) -> Any:
+def _target_value(target: Target, values: Mapping[str, Any]) -> Any:
     return target.filled(dict(values)) if isinstance(target, Structure) else values[target]
 
 
@@ -140,7 +140,7 @@ def _patches(program: FlatProgram, patch: Mapping[Any, Any]) -> Iterator[tuple[s
     order = {node.name: at for at, node in enumerate(program.graph.nodes)}
     for key, new in patch.items():
         for what, target in _meant(program, key).targets.items():
-            if not (names := _names(target)):
+            if not (names := _target_names(target)):
                 raise UsageError(
                     f"{what} cannot be patched: it is no value of the program",
                     remedy="name a node, or a call that returns a tensor",
@@ -153,7 +153,7 @@ def _replacing(what: str, target: Target, new: Any) -> Patch:
     make: Callable[[Any], Any] = new if callable(new) and not isinstance(new, Tensor) else lambda _: new
 
     def patch(values: Mapping[str, Any]) -> Mapping[str, Any]:
-        before = _filled(target, values)
+        before = _target_value(target, values)
         made = make(before)
         (leaves, spec), (was, shape) = tree_flatten(made), tree_flatten(before)
         if spec != shape or any(map(_differ, leaves, was)):

@@ -49,7 +49,7 @@ def walk(
             return
         if node.op == "placeholder" and node.name not in inputs:
             continue  # a tangent, which comes with the value that it belongs to
-        values[node.name] = _value(program, node, inputs, values)
+        values[node.name] = _computed_value(program, node, inputs, values)
         if patches and (patch := patches.get(node.name)) is not None:
             values.update(patch(values))
         for name in tangents.get(node.name, ()):
@@ -61,13 +61,15 @@ def walk(
                 values.pop(name, None)
 
 
-def _value(program: FlatProgram, node: fx.Node, inputs: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+def _computed_value(
+    program: FlatProgram, node: fx.Node, inputs: Mapping[str, Any], values: Mapping[str, Any]
+) -> Any:
     if node.op == "placeholder":
         return inputs[node.name]
     if (branch := nested_graph(node)) is not None:
         return branch
     if node.op == "get_attr":
-        return _leaf(program, program.input(node.name), program.state[node.name])
+        return _leaf_over_memory(program, program.input(node.name), program.state[node.name])
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])
     return _operation(program, node)(*args, **kwargs)
 
@@ -84,7 +86,7 @@ def _operation(program: FlatProgram, node: fx.Node) -> Callable[..., Any]:
     return call
 
 
-def _leaf(program: FlatProgram, row: Input, held: Tensor) -> Any:
+def _leaf_over_memory(program: FlatProgram, row: Input, held: Tensor) -> Any:
     """A leaf of its own over the memory of a tensor, which itself stays out of autograd's reach."""
     value: Tensor = whole(held.detach())
     if _holds_gradients(program) or value.is_inference():
@@ -133,10 +135,10 @@ def inputs_of(
     values: dict[str, Any] = {}
     for row in program.signature.inputs:
         if row.name in program.state:
-            values[row.name] = _leaf(program, row, program.state[row.name])
+            values[row.name] = _leaf_over_memory(program, row, program.state[row.name])
         elif row.kind is InputKind.USER:
             value = next(users)
-            values[row.name] = value if row.part is None else _leaf(program, row, value)
+            values[row.name] = value if row.part is None else _leaf_over_memory(program, row, value)
     values |= {program.input(name).name: value for name, value in others.items()}
     rows = [row for row in program.signature.inputs if row.kind is not InputKind.TANGENT]
     if missing := [row.path for row in rows if row.name not in values]:

@@ -47,15 +47,15 @@ def unflatten(program: FlatProgram, *, onto: object = None, copy: bool = False) 
 def flat_module(program: FlatProgram, *, copy: bool = False) -> Tree:
     """The program as one module with one graph, holding the original's state under its own names."""
     _refuse_hooks_of_all(program)
-    return _with_variants(program, _flat, copy=copy)  # type: ignore[return-value]
+    return _with_variants(program, _module_with_one_graph, copy=copy)  # type: ignore[return-value]
 
 
 def flat_inside(program: FlatProgram) -> nn.Module:
     """The same, for calls of its `forward`: those run no hooks."""
-    return _with_variants(program, _flat, copy=False)
+    return _with_variants(program, _module_with_one_graph, copy=False)
 
 
-def _flat(program: FlatProgram) -> nn.Module:
+def _module_with_one_graph(program: FlatProgram) -> nn.Module:
     module, flat = _emitted(program), plan(program, flat=True)
     check(flat)
     held = captured_of(module)

@@ -32,7 +32,7 @@ from whence.hierarchy.swap.preserved import CallPlace
 from whence.hierarchy.swap.refusal import Refusal
 from whence.hierarchy.swap.state import Replacing, Touched, newcomers, places, refuse_half, touched_of
 from whence.hierarchy.swap.unpreserved import refuse_lost
-from whence.hierarchy.value_shapes import described
+from whence.hierarchy.value_shapes import described_at
 from whence.program.arguments.convention import refuse_overlap
 from whence.program.arguments.fitting import Misfit, other_autocast, refuse_other_modes
 from whence.program.program import FlatProgram
@@ -301,7 +301,9 @@ class CallBody(_OfThisProcess):
         """Inputs in the memory layout of the capture, which operations such as `view` rely on."""
         nodes, names = self.plan.nodes, self.call_plan.forward.inputs
         return [
-            laid_out(value, described(nodes[name].meta["val"], sizes)) if isinstance(value, Tensor) else value
+            laid_out(value, described_at(nodes[name].meta["val"], sizes))
+            if isinstance(value, Tensor)
+            else value
             for name, value in zip(names, values, strict=True)
         ]
 

@@ -13,7 +13,7 @@ from whence._torch.autograd.nodes import below_autograd, release_saved
 from whence._torch.sizes.exported_sizes import in_order_of
 from whence.errors import NotDifferentiable
 from whence.hierarchy.plan.plan import CallPlan, Half
-from whence.hierarchy.run.gradient_pieces import Piece, added, in_order, parts_of
+from whence.hierarchy.run.gradient_pieces import Piece, added, in_order, pieces_in
 from whence.hierarchy.run.interface import GradientInterface
 from whence.hierarchy.run.wrapper_subclasses import holding, registered_at
 from whence.hierarchy.swap.newcomers import SwapTrial
@@ -64,7 +64,7 @@ class CapturedFunction(torch.autograd.Function):
         if run.plan.forward.kept:
             *outputs, kept = results
             results = tuple(outputs)
-        leaves, ctx.layout = _flattened(kept)
+        leaves, ctx.layout = _flattened_pack(kept)
         ctx.save_for_backward(*leaves, *(held for _, held in run.watched))
         ctx.run = run
         ctx.edges = [*accumulate((isinstance(tensor, Tensor) for tensor in tensors), initial=0)]
@@ -95,9 +95,9 @@ class CapturedFunction(torch.autograd.Function):
                 why=run.gradients.refusal,
                 remedy="call the whole tree",
             )
-        arrived, missing = _tangents(run, received, ctx.shapes)
+        arrived, missing = _tangents_received(run, received, ctx.shapes)
         tangents = [arrived[name] for name in body.inputs]
-        kept, others = _kept(ctx, run)
+        kept, others = _kept_by_forward(ctx, run)
         with holding(run.module, others) if others else nullcontext():
             produced = run.runner.run_backward(run.module, run.half, *kept, *tangents)
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
@@ -106,7 +106,7 @@ class CapturedFunction(torch.autograd.Function):
         found = _found_by_trials(ctx.layout) if run.half is Half.IN_PIECES else {}
         tied = {name: found.get(id(held), ()) for name, held in run.tied.items()}
         parts = [
-            _arriving(run, name, values, (missing, needs), tied.get(name, ())) if has else ()
+            _arriving_terms(run, name, values, (missing, needs), tied.get(name, ())) if has else ()
             for name, has in given
         ]
         parts += [in_order(found.get(id(held), ())) for held in run.new]
@@ -114,7 +114,7 @@ class CapturedFunction(torch.autograd.Function):
         return [*map(added, parts)]
 
 
-def _kept(ctx: Any, run: Differentiation) -> tuple[list[Any], dict[ModulePath, Tensor]]:
+def _kept_by_forward(ctx: Any, run: Differentiation) -> tuple[list[Any], dict[ModulePath, Tensor]]:
     """What the forward kept, as the backward takes it: it empties the lists, and so frees what it has used.
 
     Looking at the saved tensors also checks that none was changed since, the watched state among them. That
@@ -154,7 +154,7 @@ def _final(gradient: Tensor | None) -> Tensor | None:
     return final  # type: ignore[no-any-return]
 
 
-def _tangents(
+def _tangents_received(
     run: Differentiation, received: Sequence[Tensor | None], shapes: Mapping[str, torch.Size]
 ) -> tuple[dict[str, Tensor], set[str]]:
     """The gradients by the names the backward knows them by; zeros for those that did not arrive.
@@ -175,7 +175,7 @@ def _tangents(
     return arrived, missing
 
 
-def _arriving(
+def _arriving_terms(
     run: Differentiation,
     name: str,
     values: dict[str, Any],
@@ -189,7 +189,7 @@ def _arriving(
     if run.half is Half.BACKWARD:
         return tuple(values[term] for term in terms)
     found = ((values[term], term) for term in terms)  # None for a parameter whose module was replaced
-    parts = (parts_of(value, run.runner.plan.positions[term]) for value, term in found if value is not None)
+    parts = (pieces_in(value, run.runner.plan.positions[term]) for value, term in found if value is not None)
     return in_order(chain(*parts, more))
 
 
@@ -209,7 +209,7 @@ def _trials(layout: Any) -> Iterator[SwapTrial]:
         yield from _trials(part)
 
 
-def _flattened(pack: Any) -> tuple[list[Tensor], Any]:
+def _flattened_pack(pack: Any) -> tuple[list[Tensor], Any]:
     """The tensors of a nested tuple, and its layout with their positions."""
     leaves: list[Tensor] = []
 

@@ -136,11 +136,11 @@ def generated_call(interface: Interface, call: "CallBody") -> GeneratedCall:
         inputs=body.inputs,
         outputs=body.outputs,
         leaves=given,
-        copied=tuple(_copied(interface)),
-        state=tuple((name, tuple(path), _kind(nodes[name])) for name, path in interface.state),
+        copied=tuple(_arguments_copied(interface)),
+        state=tuple((name, tuple(path), _dtype_and_device(nodes[name])) for name, path in interface.state),
         readings=readings,
         sizes=tuple((name, function_of(text, names)) for name, text in interface.sizes),
-        writes=tuple(_writes(interface, nodes, program)),
+        writes=tuple(_written_targets(interface, nodes, program)),
         handed_on=tuple(_handed_on(interface, call)),
         read_after=tuple((name, tuple(ModulePath.parse(program.input(name).path))) for name in after),
         result=interface.result,
@@ -148,7 +148,7 @@ def generated_call(interface: Interface, call: "CallBody") -> GeneratedCall:
     )
 
 
-def _kind(node: fx.Node) -> tuple[torch.dtype, torch.device] | None:
+def _dtype_and_device(node: fx.Node) -> tuple[torch.dtype, torch.device] | None:
     value = node.meta["val"]
     return (value.dtype, value.device) if isinstance(value, Tensor) else None
 
@@ -162,13 +162,15 @@ def _handed_on(interface: Interface, call: "CallBody") -> Iterator[tuple[str, tu
             yield name, tuple(path)
 
 
-def _copied(interface: Interface) -> Iterator[tuple[str, int]]:
+def _arguments_copied(interface: Interface) -> Iterator[tuple[str, int]]:
     for _, target in interface.writes:
         if isinstance(target, int) and (name := interface.leaves[target]) is not None:
             yield name, target
 
 
-def _writes(interface: Interface, nodes: Mapping[str, fx.Node], program: FlatProgram) -> Iterator[Write]:
+def _written_targets(
+    interface: Interface, nodes: Mapping[str, fx.Node], program: FlatProgram
+) -> Iterator[Write]:
     holders = program.facts.holders
     for name, target in interface.writes:
         if isinstance(target, int):

@@ -44,11 +44,11 @@ def as_graph(plan: Plan, phase: Phase, number: int) -> fx.Graph:
         if name in plan.nodes and "val" in plan.nodes[name].meta:
             node.meta["val"] = plan.nodes[name].meta["val"]
             set_origin(node, origin_of(plan.nodes[name]))
-    graph.output(tuple(made[name] for name in _given(phase, body)))
+    graph.output(tuple(made[name] for name in _results_of_body(phase, body)))
     return graph
 
 
-def _given(phase: Phase, body: Body) -> tuple[str, ...]:
+def _results_of_body(phase: Phase, body: Body) -> tuple[str, ...]:
     return (*body.outputs, *body.kept) if phase is Phase.FORWARD else body.outputs
 
 
@@ -65,7 +65,7 @@ def _add_call(
     said = _said_of(plan, phase, edge[1])
     if said:
         node.meta[CUSTOM] = said
-    node.meta["val"] = tuple(_value(plan, name) for name in given)
+    node.meta["val"] = tuple(_fake_value(plan, name) for name in given)
     for position, name in enumerate(given):
         made[name] = graph.create_node(
             "call_function", operator.getitem, (node, position), name=label(plan, name)
@@ -73,12 +73,12 @@ def _add_call(
         made[name].meta["val"] = node.meta["val"][position]
 
 
-def _value(plan: Plan, name: str) -> Any:
+def _fake_value(plan: Plan, name: str) -> Any:
     """The fake value of a name; of what a call keeps, all of its values."""
     call = packed_call(name)
     if call is None:
         return plan.nodes[name].meta.get("val")
-    return tuple(_value(plan, kept) for kept in plan.body(Phase.FORWARD, call).kept)
+    return tuple(_fake_value(plan, kept) for kept in plan.body(Phase.FORWARD, call).kept)
 
 
 def _said_of(plan: Plan, phase: Phase, number: int) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def emit(plan: Plan, *, onto: object = None) -> nn.Module:
     program, called = plan.program, _calls_by_path(plan)
     made = _trees(program, called) if onto is None else instances(program, onto)
     for record in program.modules:
-        _fill(made[record.path], record, program.state)
+        _fill_module(made[record.path], record, program.state)
         if onto is None:
             _order_children(made[record.path], record)
     for path, calls in called.items():
@@ -64,7 +64,7 @@ def _calls_by_path(plan: Plan) -> dict[ModulePath, tuple[CallBody, ...]]:
 def _trees(program: FlatProgram, called: Mapping[ModulePath, object]) -> dict[ModulePath, nn.Module]:
     first = {record.path: record.same_as for record in program.modules if record.same_as is not None}
     are_called = {first.get(path, path) for path in called}
-    made: dict[ModulePath, nn.Module] = {ROOT: _root(program)}
+    made: dict[ModulePath, nn.Module] = {ROOT: _root_module(program)}
     for record in program.modules:
         if record.same_as is not None:
             made[record.path] = made[record.same_as]
@@ -75,7 +75,7 @@ def _trees(program: FlatProgram, called: Mapping[ModulePath, object]) -> dict[Mo
     return made
 
 
-def _root(program: FlatProgram) -> Tree:
+def _root_module(program: FlatProgram) -> Tree:
     record = next((record for record in program.modules if record.path == ROOT), None)
     kind = TreeList if record is not None and record.container in _LISTS else Tree
     return kind(program.name if record is None else record.type)
@@ -100,7 +100,7 @@ def _order_children(module: nn.Module, record: ModuleRecord) -> None:
     module._modules.update(children)
 
 
-def _fill(module: nn.Module, record: ModuleRecord, state: Mapping[str, Tensor]) -> None:
+def _fill_module(module: nn.Module, record: ModuleRecord, state: Mapping[str, Tensor]) -> None:
     for name, held in record.parameters:
         module._parameters[name] = None if held is None else state[held]  # type: ignore[assignment]
         if isinstance(module, nn.ParameterDict) and name not in module:

@@ -129,7 +129,7 @@ def write(
             value = f"{writer.callee(whole)}({value})"
         writer.write(f"{writer.local(name)} = {value}{'.clone()' if changing else ''}")
         _write_look(writer, name, path)
-    last_uses = _last_uses(plan, phase, body)
+    last_uses = _last_uses_in_body(plan, phase, body)
     for position, step in enumerate(body.steps):
         _write_step(writer, phase, step)
         dead = [writer.local(name) for name in last_uses.get(position, ()) if name in writer.locals]
@@ -137,7 +137,7 @@ def write(
             writer.write(f"del {', '.join(dead)}")
     results = [writer.local(name) for name in body.outputs]
     if not is_backward and body.kept:
-        results.append(f"({''.join(f'{_kept(writer, name)}, ' for name in body.kept)})")
+        results.append(f"({''.join(f'{_copy_of_state(writer, name)}, ' for name in body.kept)})")
     writer.write(f"return ({''.join(f'{result}, ' for result in results)})")
     head = f"def run({', '.join(['module', 'calls', *parameters])}):"
     return FunctionSource(
@@ -156,7 +156,7 @@ def _write_look(writer: _BodyWriter, name: str, path: ModulePath) -> None:
     writer.write(f"    refuse_moved(module, {writer.spelled(tuple(path))}, {local}, {dtype}, {device})")
 
 
-def _kept(writer: _BodyWriter, name: str) -> str:
+def _copy_of_state(writer: _BodyWriter, name: str) -> str:
     """State that the program writes is kept as a copy: the tensor changes before the backward runs."""
     local = writer.local(name)
     return f"{local}.clone()" if name in writer.plan.program.facts.histories else local
@@ -233,7 +233,7 @@ def _tensor_read(owner: str, name: str) -> str:
     return found
 
 
-def _last_uses(plan: Plan, phase: Phase, body: Body) -> dict[int, list[str]]:
+def _last_uses_in_body(plan: Plan, phase: Phase, body: Body) -> dict[int, list[str]]:
     """Which values are needed no more after each step."""
     held = {*body.outputs, *(body.kept if phase is Phase.FORWARD else ())}
     last: dict[str, int] = {}

@@ -55,9 +55,9 @@ def plain_body(function: Body, calls: Sequence[Body]) -> Body:
 def plain_call(path: ModulePath, from_caller: bool, place: CallPlace) -> Body:
     """A call that plain code makes: where its module is, seen from the caller or else from the root."""
     plan, number, segments = place.plan, place.number, tuple(path)
-    hooked = _unread(run_hooked, f"a module of a captured tree has hooks; {_NOT_WHOLE}")
+    hooked = _untraced(run_hooked, f"a module of a captured tree has hooks; {_NOT_WHOLE}")
     other, only = (
-        _unread(each.forward, OTHER) for each in (in_place_of(place), Unpreserved(place, only=True))
+        _untraced(each.forward, OTHER) for each in (in_place_of(place), Unpreserved(place, only=True))
     )
     repeated = name_of_repeated(place)
 
@@ -80,7 +80,7 @@ def plain_call(path: ModulePath, from_caller: bool, place: CallPlace) -> Body:
     return run
 
 
-def _unread(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
+def _untraced(function: Callable[..., Any], reason: str) -> Callable[..., Any]:
     """A function that tracers do not read: they stop there, say why, and go on behind it if they may."""
     return torch.compiler.disable(function, reason=reason)  # type: ignore[no-any-return]
 
@@ -145,19 +145,19 @@ class Alone:
 def alone(interface: Interface, call: "CallBody", spelling: tuple[int, tuple[str, ...]]) -> Alone:
     """A call as a person makes it, with so many positional arguments and such keywords."""
     program, convention = call.plan.program, interface.convention
-    reason, around = _refusal(call), call.plan.site(call.number).path
+    reason, around = _tracing_refusal(call), call.plan.site(call.number).path
     found = places(call.plan, call.number)
     return Alone(
-        spelling=_spelled(convention, *spelling),
+        spelling=_call_spelling(convention, *spelling),
         spec=convention.spec,
         look=convention.expected.look,
         generated=call.generated,
-        body=_laid_out(call),
+        body=_body_laid_out(call),
         autocast=program.circumstances.autocast,
         modes=tuple((mode.name, mode.value) for mode in program.circumstances.modes),
-        unread=_unread(call.run, f"{reason}; {_NOT_WHOLE}" if reason else _JOINT),
-        around=_unread(call.run, OTHER),
-        unfit=_unread(call.run, f"the arguments do not fit the capture; {_NOT_WHOLE}"),
+        unread=_untraced(call.run, f"{reason}; {_NOT_WHOLE}" if reason else _JOINT),
+        around=_untraced(call.run, OTHER),
+        unfit=_untraced(call.run, f"the arguments do not fit the capture; {_NOT_WHOLE}"),
         is_joint=program.has_backward,
         is_refused=bool(reason),
         plan=call.plan,
@@ -165,22 +165,22 @@ def alone(interface: Interface, call: "CallBody", spelling: tuple[int, tuple[str
     )
 
 
-def _laid_out(call: "CallBody") -> Body:
+def _body_laid_out(call: "CallBody") -> Body:
     """The body on inputs that lie in memory as those of the capture did."""
-    body, orders = call.readable_body(), tuple(_orders(call.call_plan.forward.inputs, call.plan.nodes))
+    body, orders = call.readable_body(), tuple(_memory_orders(call.call_plan.forward.inputs, call.plan.nodes))
     if not orders:
         return body
 
     def run(module: nn.Module, *values: Any) -> tuple[Any, ...]:
         ordered = list(values)
         for at, order in orders:
-            ordered[at] = _in_order(ordered[at], order)
+            ordered[at] = _in_memory_order(ordered[at], order)
         return body(module, *ordered)
 
     return run
 
 
-def _in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
+def _in_memory_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
     """A tensor whose dimensions lie in memory one after the other, in this order."""
     back = [order.index(axis) for axis in range(len(order))]
     if back == list(order) == list(range(len(order))):
@@ -188,7 +188,9 @@ def _in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
     return tensor.permute(list(order)).contiguous().permute(back)
 
 
-def _orders(inputs: Sequence[str], nodes: Mapping[str, fx.Node]) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _memory_orders(
+    inputs: Sequence[str], nodes: Mapping[str, fx.Node]
+) -> Iterator[tuple[int, tuple[int, ...]]]:
     """In which order the dimensions of an input lie in memory, where it fills its memory."""
     for at, name in enumerate(inputs):
         value = nodes[name].meta.get("val")
@@ -198,7 +200,7 @@ def _orders(inputs: Sequence[str], nodes: Mapping[str, fx.Node]) -> Iterator[tup
                 yield at, order
 
 
-def _refusal(call: "CallBody") -> str:
+def _tracing_refusal(call: "CallBody") -> str:
     """Why a tracer cannot read a call, where it cannot."""
     program = call.plan.program
     if program.signature.wholes:
@@ -210,7 +212,7 @@ def _refusal(call: "CallBody") -> str:
     return ""
 
 
-def _spelled(convention: Convention, count: int, names: tuple[str, ...]) -> CallSpelling:
+def _call_spelling(convention: Convention, count: int, names: tuple[str, ...]) -> CallSpelling:
     try:
         return convention.spelling(count, names)
     except CallError:  # it does not bind, and is told so when it is made

@@ -48,7 +48,7 @@ class NodeLayout:
     @cached_property
     def inside(self) -> tuple[tuple[int, ...], ...]:
         """The calls made directly by each call."""
-        return _inside(self.parents[Phase.FORWARD])
+        return _calls_inside(self.parents[Phase.FORWARD])
 
     @cached_property
     def positions(self) -> dict[Region, list[int]]:
@@ -114,7 +114,7 @@ def layout_of(
         tangents=frozenset(tangents | ({program.facts.seed} if program.facts.seed else set())),
         users=frozenset(row.name for row in program.signature.inputs_of(InputKind.USER)),
         first=first,
-        copies=_copies(callers, first),
+        copies=_copies_of_calls(callers, first),
         dissolved=frozenset(range(numbering.count) if flat else (call for _, call in flattened)),
     )
 
@@ -130,10 +130,10 @@ def _callers(
     callers = list(program.calls.parents)
     callers += [_caller_of_repeat(callers, numbering.repeat_of, call) for call in numbering.repeats]
     inlined = {program.calls.entry} | {number for region, number in flattened if region is phase}
-    return tuple(_nearest(callers, number, inlined) for number in range(len(callers)))
+    return tuple(_nearest_graph(callers, number, inlined) for number in range(len(callers)))
 
 
-def _nearest(callers: Sequence[int], number: int, inlined: Set[int]) -> int:
+def _nearest_graph(callers: Sequence[int], number: int, inlined: Set[int]) -> int:
     """The innermost caller that has a graph of its own."""
     caller = callers[number]
     while caller != ROOT_CALL and caller in inlined:
@@ -161,7 +161,7 @@ def _first_equal(held: Regions, numbering: Numbering, callers: Sequence[int]) ->
 
     Where a repetition belongs to another one than in the equal call, nothing is shared.
     """
-    equal, inside = first_equal_calls(held), _inside(callers)
+    equal, inside = first_equal_calls(held), _calls_inside(callers)
     repeat_of, itself = numbering.repeat_of, tuple(range(len(callers)))
     if any(equal[call] not in repeat_of for call in numbering.repeats):
         return itself
@@ -175,14 +175,14 @@ def _first_equal(held: Regions, numbering: Numbering, callers: Sequence[int]) ->
     return first if all(map(matches, itself, first)) else itself
 
 
-def _inside(callers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _calls_inside(callers: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     inside: list[list[int]] = [[] for _ in callers]
     for number, caller in enumerate(callers[1:], start=1):
         inside[caller].append(number)
     return tuple(map(tuple, inside))
 
 
-def _copies(callers: Sequence[int], first: Sequence[int]) -> tuple[int | None, ...]:
+def _copies_of_calls(callers: Sequence[int], first: Sequence[int]) -> tuple[int | None, ...]:
     copies: list[int | None] = [None]
     for number, caller in enumerate(callers[1:], start=1):
         own = number if first[number] != number else None
@@ -261,7 +261,7 @@ class Parts:
         return name in forward.needs or self.makers.get(name) is forward
 
 
-def parts_of(layout: NodeLayout) -> Parts:
+def parts_of_layout(layout: NodeLayout) -> Parts:
     parts = Parts(layout)
     for node in layout.nodes:
         parts.add(node)

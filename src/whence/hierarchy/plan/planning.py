@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from whence.hierarchy.plan.borders import Borders, trace_borders
 from whence.hierarchy.plan.equal_calls import CallPlans
-from whence.hierarchy.plan.facts import PHASES, NodeLayout, Parts, layout_of, parts_of
+from whence.hierarchy.plan.facts import PHASES, NodeLayout, Parts, layout_of, parts_of_layout
 from whence.hierarchy.plan.plan import ROOT_CALL, Body, CallPlan, Flattened, Plan, Region
 from whence.program import FlatProgram
 from whence.schema import Phase
@@ -32,11 +32,11 @@ def plan(program: FlatProgram, *, flat: bool = False) -> Plan:
     shares = not flat and not program.calls.preserved
     while True:
         layout = layout_of(program, flattened, flat=flat, shares=shares)
-        parts = parts_of(layout)
+        parts = parts_of_layout(layout)
         borders = trace_borders(layout, parts)
         orders, circles = _orders(layout, parts, borders)
         if not circles:
-            return _finished(layout, borders, orders, flattened)
+            return _finished_plan(layout, borders, orders, flattened)
         flattened |= {} if shares else circles
         shares = False
 
@@ -83,7 +83,7 @@ def _dissolved(layout: NodeLayout, phase: Phase, error: CyclicError) -> dict[Reg
     return {(each, call): reason for each in phases for call in calls}
 
 
-def _finished(
+def _finished_plan(
     layout: NodeLayout,
     borders: Borders,
     orders: Mapping[Region, tuple[str | int, ...]],
@@ -109,11 +109,11 @@ def _finished(
 def _call_plan(
     layout: NodeLayout, borders: Borders, orders: Mapping[Region, tuple[str | int, ...]], number: int
 ) -> CallPlan:
-    forward, backward = (_body(layout, borders, orders, (phase, number)) for phase in layout.parents)
+    forward, backward = (_planned_body(layout, borders, orders, (phase, number)) for phase in layout.parents)
     return CallPlan(number, forward, backward if layout.program.has_backward else None)
 
 
-def _body(
+def _planned_body(
     layout: NodeLayout, borders: Borders, orders: Mapping[Region, tuple[str | int, ...]], region: Region
 ) -> Body:
     return Body(

@@ -133,7 +133,7 @@ def run_captured(module: nn.Module, args: Any, kwargs: Any) -> Any:
     """Run what was captured of a module; `torch.fx` may give one object for all arguments."""
     held = module.__dict__[KEY]
     if torch.compiler.is_dynamo_compiling() or _is_read(args, kwargs):
-        return _read(module, held, args, kwargs)
+        return _call_in_plain_code(module, held, args, kwargs)
     if len(args) == 1 and isinstance(args[0], FlatCall):
         return args[0].call.run_forward(module, *args[0].values)
     if held.variants and (variant := held.variant(args, kwargs)) is not None:
@@ -154,7 +154,7 @@ def _is_read(args: Any, kwargs: Any) -> bool:
     return any(isinstance(value, fx.Proxy) for value in (*args, *kwargs.values()))
 
 
-def _read(module: nn.Module, held: Captured, args: Any, kwargs: Any) -> Any:
+def _call_in_plain_code(module: nn.Module, held: Captured, args: Any, kwargs: Any) -> Any:
     """Make a call in plain code, which is made ready when it is first read."""
     if not isinstance(args, fx.Proxy) and args and args[0] is Inside:
         name = f"inside_{args[1]}"

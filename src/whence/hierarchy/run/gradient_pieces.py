@@ -32,14 +32,14 @@ class Pieces:
     parts: tuple[Piece, ...]
 
 
-def parts_of(gradient: Any, at: int) -> tuple[Piece, ...]:
+def pieces_in(gradient: Any, at: int) -> tuple[Piece, ...]:
     """What a gradient is the sum of; one that is in one piece arrived then."""
     return gradient.parts if isinstance(gradient, Pieces) else (Piece(gradient, at),)
 
 
 def joined(first: Any, first_at: int, second: Any, second_at: int) -> Pieces:
     """What arrived for a tensor, in two portions."""
-    return Pieces((*parts_of(first, first_at), *parts_of(second, second_at)))
+    return Pieces((*pieces_in(first, first_at), *pieces_in(second, second_at)))
 
 
 def in_order(parts: Iterable[Piece]) -> tuple[Tensor, ...]:

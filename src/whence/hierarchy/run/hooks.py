@@ -51,17 +51,17 @@ def run_hooked(call: "CallBody", module: nn.Module, values: Sequence[Any]) -> tu
     if has_backward_hooks(module):
         raise _refusal(module, "it has a backward hook, and its backward runs inside a captured graph")
     named = dict(zip(call.call_plan.forward.inputs, values, strict=True))
-    args, kwargs = _arguments(call, named)
+    args, kwargs = _hook_arguments(call, named)
     for identifier, hook in module._forward_pre_hooks.items():
         with_kwargs = identifier in module._forward_pre_hooks_with_kwargs
         changed = hook(module, args, kwargs) if with_kwargs else hook(module, args)
         if changed is not None:
             raise _refusal(module, "a forward pre-hook returned new arguments")
     results = call.run_forward(module, *values)
-    return _after(call, module, named, results, (args, kwargs))
+    return _after_hooks(call, module, named, results, (args, kwargs))
 
 
-def _arguments(call: "CallBody", named: dict[str, Any]) -> tuple[Any, Any]:
+def _hook_arguments(call: "CallBody", named: dict[str, Any]) -> tuple[Any, Any]:
     interface = call.interface
     if interface is None:
         return (), {}
@@ -73,7 +73,7 @@ def _arguments(call: "CallBody", named: dict[str, Any]) -> tuple[Any, Any]:
     return args, kwargs
 
 
-def _after(
+def _after_hooks(
     call: "CallBody",
     module: nn.Module,
     named: dict[str, Any],

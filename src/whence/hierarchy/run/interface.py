@@ -68,10 +68,12 @@ def interface_of(plan: Plan, number: int) -> Interface | None:
     elif call.inputs is None or call.outputs is None:
         return None
     else:
-        convention, result = _convention(plan, call.inputs, call.parameters), call.outputs
+        convention, result = _call_convention(plan, call.inputs, call.parameters), call.outputs
         leaves = tuple(leaf.name if isinstance(leaf, Named) else None for leaf in call.inputs.leaves)
     state = tuple(_own_state(plan, number, leaves))
-    sizes = () if number == ROOT_CALL else tuple(_sizes(plan, number, convention.sizes, result.names))
+    sizes = (
+        () if number == ROOT_CALL else tuple(_interface_sizes(plan, number, convention.sizes, result.names))
+    )
     known = {*leaves, *(name for name, _ in (*state, *sizes))}
     loss = next((row.node for row in program.signature.outputs_of(OutputKind.LOSS)), None)
     return Interface(
@@ -79,7 +81,7 @@ def interface_of(plan: Plan, number: int) -> Interface | None:
         leaves=leaves,
         state=state,
         result=result,
-        writes=tuple(_writes(plan, number, leaves)),
+        writes=tuple(_state_writes(plan, number, leaves)),
         hidden=tuple(name for name in plan.calls[number].forward.inputs if name not in known),
         gradients=_gradients(plan, number, leaves, result) if program.has_backward else None,
         loss=loss if number == ROOT_CALL else None,
@@ -87,7 +89,7 @@ def interface_of(plan: Plan, number: int) -> Interface | None:
     )
 
 
-def _convention(plan: Plan, inputs: Structure, parameters: inspect.Signature | None) -> Convention:
+def _call_convention(plan: Plan, inputs: Structure, parameters: inspect.Signature | None) -> Convention:
     values = {
         row.name: row.value for row in (*plan.program.signature.inputs, *plan.program.signature.attributes)
     }
@@ -104,7 +106,7 @@ def _convention(plan: Plan, inputs: Structure, parameters: inspect.Signature | N
     return Convention(inputs.spec, tuple(leaves), paths, parameters, same, sizes=sizes)
 
 
-def _sizes(
+def _interface_sizes(
     plan: Plan, number: int, known: Sizes | None, returned: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     """Body inputs and results that are sizes, and how they follow from those of the arguments."""
@@ -131,7 +133,7 @@ def _own_state(plan: Plan, number: int, leaves: tuple[str | None, ...]) -> Itera
             yield name, path
 
 
-def _writes(
+def _state_writes(
     plan: Plan, number: int, leaves: tuple[str | None, ...]
 ) -> Iterator[tuple[str, ModulePath | int]]:
     given = set(plan.calls[number].forward.outputs)
@@ -165,8 +167,8 @@ def _root_gradients(plan: Plan) -> GradientInterface:
     return GradientInterface(
         tangents=tuple((output, tangent) for output, tangent in tangents if output is not None),
         terms=terms,
-        parameters=_held(plan, ROOT_CALL, list(terms)),
-        frozen=_held(plan, ROOT_CALL, _frozen(plan)),
+        parameters=_state_held(plan, ROOT_CALL, list(terms)),
+        frozen=_state_held(plan, ROOT_CALL, _frozen(plan)),
     )
 
 
@@ -176,7 +178,7 @@ def _frozen(plan: Plan) -> list[str]:
     return [row.name for row in parameters if not (row.part or row.value).requires_grad]
 
 
-def _held(plan: Plan, number: int, names: list[str]) -> tuple[tuple[str, ModulePath], ...]:
+def _state_held(plan: Plan, number: int, names: list[str]) -> tuple[tuple[str, ModulePath], ...]:
     state = {row.name for row in plan.program.signature.state}
     return tuple(
         (name, path) for name in names if name in state and (path := readable(plan, name, number)) is not None
@@ -193,7 +195,7 @@ def _inner_gradients(
     tangents: list[tuple[str, str]] = []
     unclear: list[str] = []
     for output in result.names:
-        met = [name for name in entering if name in _values(facts.contributions(output))]
+        met = [name for name in entering if name in _gradient_nodes(facts.contributions(output))]
         through = _passed_through(facts.contributions(output), inside)
         tangents += [(output, name) for name in (met or through)[:1]]
         unclear += [output] if len(met) > 1 else []
@@ -201,7 +203,11 @@ def _inner_gradients(
     missing = [name for name in entering if name not in names]
     shared = [name for name in names if names.count(name) > 1]
     candidates = [*(leaf for leaf in leaves if leaf), *(row.name for row in plan.program.signature.state)]
-    terms = {name: found for name in candidates if (found := _terms(facts.contributions(name), inside, plan))}
+    terms = {
+        name: found
+        for name in candidates
+        if (found := _terms_within(facts.contributions(name), inside, plan))
+    }
     reasons = {
         "gradients of several results arrive as one value": shared or unclear,
         "its backward needs values computed outside it": missing,
@@ -210,19 +216,23 @@ def _inner_gradients(
         ),
         "its backward is part of its caller's": []
         if backward and (backward.steps or not terms)
-        else _flat(plan, number),
+        else _reasons_flattened(plan, number),
     }
     refusal = "; ".join(f"{reason}: {', '.join(found)}" for reason, found in reasons.items() if found)
     return GradientInterface(
-        tuple(tangents), terms, _held(plan, number, list(terms)), _held(plan, number, _frozen(plan)), refusal
+        tuple(tangents),
+        terms,
+        _state_held(plan, number, list(terms)),
+        _state_held(plan, number, _frozen(plan)),
+        refusal,
     )
 
 
-def _flat(plan: Plan, number: int) -> list[str]:
+def _reasons_flattened(plan: Plan, number: int) -> list[str]:
     return [flat.reason for flat in plan.flattened if flat.number == number]
 
 
-def _values(parts: Sequence[Contribution]) -> set[str]:
+def _gradient_nodes(parts: Sequence[Contribution]) -> set[str]:
     """Every node that is a gradient of the value: contributions and running sums."""
     return {name for part in parts for name in (part.node, part.sum) if name}
 
@@ -234,7 +244,7 @@ def _passed_through(parts: Sequence[Contribution], inside: frozenset[int]) -> li
     return [parts[-1].sum or parts[-1].node]
 
 
-def _terms(parts: Sequence[Contribution], inside: frozenset[int], plan: Plan) -> tuple[str, ...]:
+def _terms_within(parts: Sequence[Contribution], inside: frozenset[int], plan: Plan) -> tuple[str, ...]:
     """What the call contributed to a gradient; sums that were made inside the call stand for their parts."""
     terms: list[str] = []
     for part in parts:

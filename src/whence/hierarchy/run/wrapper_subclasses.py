@@ -75,11 +75,11 @@ def holder_of(module: nn.Module, path: ModulePath) -> Any:
 
 def registered(holder: Any, name: str) -> Any:
     """What a module holds under a name; its registers come before the attributes of its class."""
-    found = None if isinstance(holder, Tensor) else _kept(holder, name)
+    found = None if isinstance(holder, Tensor) else _registered_value(holder, name)
     return getattr(holder, name) if found is None else found
 
 
-def _kept(module: nn.Module, name: str) -> Any:
+def _registered_value(module: nn.Module, name: str) -> Any:
     """What is in a module's registers; None where nothing is."""
     for register in (module._modules, module._parameters, module._buffers):
         found = register.get(name)
@@ -104,7 +104,7 @@ def registered_at(module: nn.Module, path: ModulePath) -> Any:
     for segment in path:
         if held is None:
             return None
-        held = getattr(held, segment, None) if isinstance(held, Tensor) else _kept(held, segment)
+        held = getattr(held, segment, None) if isinstance(held, Tensor) else _registered_value(held, segment)
     return held
 
 

@@ -22,7 +22,7 @@ from whence._torch.observe.hooks import gradient_hooks
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients
 from whence.errors import CallError, NotDifferentiable
 from whence.hierarchy.plan.plan import Body, Plan
-from whence.hierarchy.run.gradient_pieces import Piece, Pieces, parts_of, whole
+from whence.hierarchy.run.gradient_pieces import Piece, Pieces, pieces_in, whole
 from whence.hierarchy.run.interface import GradientInterface
 from whence.hierarchy.swap.refusal import Refusal
 from whence.program.signature import describe
@@ -161,7 +161,7 @@ class SwapTrial:
         for name, tangent in self.gradients.tangents:
             if name in self.results:
                 _, parts = arrived.setdefault(id(self.results[name]), (self.results[name], []))
-                parts += parts_of(received[tangent], self.plan.positions[tangent])
+                parts += pieces_in(received[tangent], self.plan.positions[tangent])
         return arrived
 
     @cached_property

@@ -77,13 +77,13 @@ class Returned:
     def _fault(self, leaf: Any, value: Any, given: Mapping[str, Any]) -> str | None:
         match leaf:
             case Constant(known) if type(known) is not type(value) or known != value:
-                return f"is {_told(value)}, and was {known!r} in every run"
+                return f"is {_value_in_words(value)}, and was {known!r} in every run"
             case Named(name) if name in given and name not in self.written:
                 new = "is new, and was an argument at capture, which the graph around reads"
                 return None if _stands_for(value, given[name]) else new
             case Named(name):
                 expected = self.plan.nodes[name].meta["val"]
-                return _difference(expected, value) or self._other_order(name, expected, value)
+                return _result_difference(expected, value) or self._other_order(name, expected, value)
         return None
 
     def _other_order(self, name: str, expected: Any, value: Any) -> str | None:
@@ -126,18 +126,18 @@ def _stands_for(value: Any, argument: Any) -> bool:
     return not value.requires_grad and same_bits(value, argument)
 
 
-def _difference(expected: Any, value: Any) -> str | None:
+def _result_difference(expected: Any, value: Any) -> str | None:
     if not isinstance(expected, Tensor):
-        return None if not isinstance(value, Tensor) else f"is {_told(value)}, and was a number"
+        return None if not isinstance(value, Tensor) else f"is {_value_in_words(value)}, and was a number"
     if not isinstance(value, Tensor):
-        return f"is {_told(value)}, and was {describe(expected)}"
+        return f"is {_value_in_words(value)}, and was {describe(expected)}"
     sizes = zip(expected.shape, value.shape, strict=False)
     fits = len(expected.shape) == len(value.shape) and all(is_symbolic(e) or e == v for e, v in sizes)
     same = fits and (expected.dtype, expected.device) == (value.dtype, value.device)
     return None if same else f"is {describe(value)}, and was {describe(expected)}"
 
 
-def _told(value: Any) -> str:
+def _value_in_words(value: Any) -> str:
     return describe(value) if isinstance(value, Tensor) else repr(value)
 
 
@@ -188,7 +188,7 @@ class CallPlace:
             args, kwargs = self._arguments(own)
             tensors = ((name, value) for name, value in named.items() if isinstance(value, Tensor))
             versions = {name: tensor._version for name, tensor in tensors if not tensor.is_inference()}
-            active.enter_context(_autocast(self._autocast_at_capture))
+            active.enter_context(_autocast_restored(self._autocast_at_capture))
             active.enter_context(switched(self.plan.program.calls.rows[self.number].switches))
             with Noting(f"whence was running the {type(module).__name__} in the place of {self.site}"):
                 result = module(*args, **kwargs)
@@ -356,7 +356,7 @@ class CallPlace:
 
 
 @contextmanager
-def _autocast(state: tuple[tuple[str, str], ...]) -> Iterator[None]:
+def _autocast_restored(state: tuple[tuple[str, str], ...]) -> Iterator[None]:
     """Autocast as at capture: in the graph the casts are operations, and another module needs it on."""
     with ExitStack() as active:
         for kind, dtype in state:

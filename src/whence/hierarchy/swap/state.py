@@ -115,13 +115,13 @@ def touched_of(plan: Plan) -> dict[str, Touched]:
                 row,
                 paths,
                 tuple(readers.get(row.name, ())),
-                frozenset(_place(plan, value) for value in program.facts.histories.get(row.name, ())),
+                frozenset(_home_of_value(plan, value) for value in program.facts.histories.get(row.name, ())),
                 frozenset(part.scope for part in program.facts.contributions(row.name)),
             )
     return found
 
 
-def _place(plan: Plan, value: str) -> int:
+def _home_of_value(plan: Plan, value: str) -> int:
     return plan.regions.get(value, (Phase.FORWARD, 0))[1]
 
 

@@ -21,7 +21,7 @@ def refuse_inconsistent(program: FlatProgram, *, is_complete: bool) -> None:
 
     Parameters and buffers may be left out unless the file says that it `is_complete`.
     """
-    for what in (*_found(program), *_of_state(program, is_complete=is_complete)):
+    for what in (*_faults_found(program), *_of_state(program, is_complete=is_complete)):
         raise Unreadable(what)
 
 
@@ -34,7 +34,7 @@ def _of_state(program: FlatProgram, *, is_complete: bool) -> Iterator[str]:
             yield f"{row.path} has another shape than its numbers"
 
 
-def _found(program: FlatProgram) -> Iterator[str]:
+def _faults_found(program: FlatProgram) -> Iterator[str]:
     nodes = {node.name for node in program.graph.nodes}
     yield from _of_calls(program.calls, nodes)
     yield from _of_structure(program.result, nodes, "the result")

@@ -39,8 +39,8 @@ def unpacked(content: bytes, name: str) -> dict[str, bytes]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as file:
             rows = file.infolist()
-            why = _fault(rows, len(content))
-            held = {} if why else {row.filename: _read(file, row) for row in rows}
+            why = _zip_fault(rows, len(content))
+            held = {} if why else {row.filename: _read_member(file, row) for row in rows}
     except _BROKEN as error:
         raise not_readable(name, f"it is no whole zip file: {error}") from error
     if why:
@@ -57,7 +57,7 @@ def not_readable(name: str, why: str) -> UnreadableFile:
     )
 
 
-def _fault(rows: list[zipfile.ZipInfo], length: int) -> str:
+def _zip_fault(rows: list[zipfile.ZipInfo], length: int) -> str:
     names = [row.filename for row in rows]
     if len(set(names)) < len(names):
         return "two of its members have one name"
@@ -76,6 +76,6 @@ def _fault(rows: list[zipfile.ZipInfo], length: int) -> str:
     return ""
 
 
-def _read(file: zipfile.ZipFile, row: zipfile.ZipInfo) -> bytes:
+def _read_member(file: zipfile.ZipFile, row: zipfile.ZipInfo) -> bytes:
     with file.open(row) as member:
         return member.read(row.file_size)

@@ -62,10 +62,10 @@ _BROKEN = (
 
 def bytes_of(program: FlatProgram, *, weights: bool) -> bytes:
     """The bytes of a file that holds a program; raises `NotStorable` naming all that it cannot hold."""
-    return without_collection(partial(_written, program, weights=weights))
+    return without_collection(partial(_packed_program, program, weights=weights))
 
 
-def _written(program: FlatProgram, *, weights: bool) -> bytes:
+def _packed_program(program: FlatProgram, *, weights: bool) -> bytes:
     data, numbers = _data_of(program, weights=weights)
     plain = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return packed({PROGRAM: plain.encode(), TENSORS: numbers})
@@ -79,9 +79,9 @@ def _data_of(program: FlatProgram, *, weights: bool) -> tuple[dict[str, Any], by
         for name, held in _stored(each, weights=weights).items()
     }
     rows, numbers, faults = tensors.written({**stored, **of_variants})
-    plain = _plain(program, faults)
+    plain = _program_as_data(program, faults)
     if program.variants:
-        plain["variants"] = [_plain(each, faults) for each in program.variants]
+        plain["variants"] = [_program_as_data(each, faults) for each in program.variants]
     NotStorable.refuse(faults)
     head = {
         "format": FORMAT,
@@ -93,9 +93,9 @@ def _data_of(program: FlatProgram, *, weights: bool) -> tuple[dict[str, Any], by
     return {**head, **plain, "tensors": rows}, numbers
 
 
-def _plain(program: FlatProgram, faults: list[Fault]) -> dict[str, Any]:
+def _program_as_data(program: FlatProgram, faults: list[Fault]) -> dict[str, Any]:
     """A program without its tensors; notes among the faults what cannot be stored."""
-    writer = Writer(_described(program))
+    writer = Writer(_described_by_name(program))
     graphs = GraphWriter(writer, frozenset(row.name for row in program.signature.attributes))
     graphs.write(program.graph_module)
     parts = {name: form.write(writer, getattr(program, name)) for name, form in _FORMS.items()}
@@ -124,7 +124,7 @@ def _stored(program: FlatProgram, *, weights: bool) -> Mapping[str, Tensor]:
     }
 
 
-def _described(program: FlatProgram) -> Described:
+def _described_by_name(program: FlatProgram) -> Described:
     classes = dict.fromkeys(holder.type for holder in program.guards.holders)
     functions = (
         () if program.step is None else (*wrappers_of(program.step.call), *functions_of(program.step.call))
@@ -159,14 +159,14 @@ def program_of(
     """
     subject, members = None if model is None else subject_of(model), unpacked(content, name)
     try:
-        return without_collection(partial(_read, members, name, subject))
+        return without_collection(partial(_read_members, members, name, subject))
     except _BROKEN as error:
         if isinstance(error, UnreadableFile):
             raise
         raise not_readable(name, _why(error)) from error
 
 
-def _read(
+def _read_members(
     members: Mapping[str, bytes], name: str, subject: Subject | None
 ) -> tuple[FlatProgram, tuple[str, ...]]:
     data = mapping(json.loads(members[PROGRAM].decode()))
@@ -194,14 +194,14 @@ def _program(
     own = {key: held for key, held in stored.items() if not key.startswith(tuple(prefixes))}
     program, lost = _one(data, own, name, subject)
     variants = [
-        _one(other, _behind(prefix, stored), name, subject)
+        _one(other, _tensors_of_variant(prefix, stored), name, subject)
         for prefix, other in zip(prefixes, others, strict=True)
     ]
     lost = tuple(dict.fromkeys((*lost, *(what for _, lost in variants for what in lost))))
     return program.with_changes(variants=tuple(variant for variant, _ in variants)), lost
 
 
-def _behind(prefix: str, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _tensors_of_variant(prefix: str, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors of a variant, by their names in it."""
     return {key.removeprefix(prefix): held for key, held in stored.items() if key.startswith(prefix)}
 

@@ -43,19 +43,19 @@ def written(state: Mapping[str, Tensor]) -> tuple[list[Any], bytes, list[Fault]]
         if (known := first.setdefault(id(tensor), name)) != name:
             rows.append([name, known])
             continue
-        if why := _fault(tensor):
+        if why := _storage_fault(tensor):
             faults.append(Fault(f"the tensor {name}", why=why))
             continue
-        memory = None if tensor.is_meta else shared.get(_memory(tensor))
+        memory = None if tensor.is_meta else shared.get(_storage_address(tensor))
         if memory is not None and memory not in numbers:
             numbers[memory] = torch.empty(0, dtype=torch.uint8).set_(tensor.detach().untyped_storage().cpu())
         elif memory is None and not tensor.is_meta:
-            numbers[name] = _plain(tensor.detach())
+            numbers[name] = _storable(tensor.detach())
         rows.append(_row(name, tensor, memory))
     return rows, safetensors.save(numbers), faults
 
 
-def _fault(tensor: Tensor) -> str:
+def _storage_fault(tensor: Tensor) -> str:
     if isinstance(tensor, FakeTensor):
         return "it is a fake one, which has no numbers; save(..., weights=False) leaves weights out"
     if type(tensor) not in (Tensor, nn.Parameter) and not isinstance(tensor, nn.Buffer):
@@ -65,7 +65,7 @@ def _fault(tensor: Tensor) -> str:
     return ""
 
 
-def _memory(tensor: Tensor) -> int:
+def _storage_address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
@@ -74,12 +74,12 @@ def _shared(tensors: Iterable[Tensor]) -> dict[int, str]:
     seen: dict[int, set[int]] = {}
     for tensor in tensors:
         if tensor.layout is torch.strided and not tensor.is_meta and type(tensor) in (Tensor, nn.Parameter):
-            seen.setdefault(_memory(tensor), set()).add(id(tensor))
+            seen.setdefault(_storage_address(tensor), set()).add(id(tensor))
     found = [memory for memory, held in seen.items() if memory and len(held) > 1]
     return {memory: f"{_SHARED}{position}" for position, memory in enumerate(found)}
 
 
-def _plain(tensor: Tensor) -> Tensor:
+def _storable(tensor: Tensor) -> Tensor:
     tensor = tensor.resolve_conj().resolve_neg().contiguous().cpu()
     return tensor if tensor.dtype in _DTYPES else tensor.reshape(-1).view(torch.uint8)
 
@@ -124,7 +124,7 @@ def _tensor(name: str, numbers: Mapping[str, Tensor], memories: dict[str, Any], 
     if named_device(device).type == "meta":
         made = torch.empty_strided(sizes, steps, dtype=wanted, device="meta")
     elif memory is None:
-        made = _laid_out(numbers[name], wanted, sizes, steps)
+        made = _tensor_laid_out(numbers[name], wanted, sizes, steps)
     else:
         held, offset = listed(memory)
         storage = memories.setdefault(text(held), numbers[held].untyped_storage())
@@ -137,7 +137,7 @@ def _tensor(name: str, numbers: Mapping[str, Tensor], memories: dict[str, Any], 
     return made.requires_grad_() if truth(requires_grad) else made
 
 
-def _laid_out(held: Tensor, dtype: torch.dtype, sizes: list[int], steps: list[int]) -> Tensor:
+def _tensor_laid_out(held: Tensor, dtype: torch.dtype, sizes: list[int], steps: list[int]) -> Tensor:
     plain = held if held.dtype == dtype else held.view(dtype).reshape(sizes)
     raise_unless(list(plain.shape) == sizes, "a tensor has another shape than its numbers")
     if list(plain.stride()) == steps:

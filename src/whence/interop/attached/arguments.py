@@ -62,11 +62,12 @@ def arguments_of(words: GraphWords, slots: Sequence[Slot], subject: Subject) -> 
         paths = paths_of(args, {})
         rows = zip(ordered, paths, strict=True)
         leaves = (
-            ArgumentLeaf(_name(slot), path, _value(slot), slot, _aliases(slot, path)) for slot, path in rows
+            ArgumentLeaf(_name(slot), path, _slot_value(slot), slot, _aliases(slot, path))
+            for slot, path in rows
         )
         return Arguments(args, {}, tuple(leaves))
     state = {slot.leaf for slot in slots if slot.state is not None} | _same_tensors(words, slots)
-    return _given(words, users, state, subject)
+    return _arguments_given(words, users, state, subject)
 
 
 def _same_tensors(words: GraphWords, slots: Sequence[Slot]) -> set[int | None]:
@@ -75,7 +76,7 @@ def _same_tensors(words: GraphWords, slots: Sequence[Slot]) -> set[int | None]:
     return {at for at, leaf in enumerate(words.leaves) if id(leaf) in held}
 
 
-def _given(
+def _arguments_given(
     words: GraphWords, users: Mapping[int | None, Slot], state: set[int | None], subject: Subject
 ) -> Arguments:
     counted = iter(range(len(words.leaves)))
@@ -104,16 +105,16 @@ def _given(
     names = names_of(tuple(args), kwargs, parameters)
     paths = paths_of(tuple(args), kwargs)
     rows = zip(names, paths, kept, strict=True) if not faults else ()
-    leaves = tuple(_leaf(name, path, words.leaves[at], users.get(at)) for name, path, at in rows)
+    leaves = tuple(_argument_leaf(name, path, words.leaves[at], users.get(at)) for name, path, at in rows)
     return Arguments(tuple(args), kwargs, leaves, parameters, tuple(faults))
 
 
-def _leaf(name: str, path: str, held: Any, slot: Slot | None) -> ArgumentLeaf:
-    value = held if slot is None else _value(slot, held)
+def _argument_leaf(name: str, path: str, held: Any, slot: Slot | None) -> ArgumentLeaf:
+    value = held if slot is None else _slot_value(slot, held)
     return ArgumentLeaf(name, path, value, slot, () if slot is None else _aliases(slot, path))
 
 
-def _value(slot: Slot, held: Any = None) -> Any:
+def _slot_value(slot: Slot, held: Any = None) -> Any:
     return slot.node.meta.get("val", held)
 
 
@@ -136,13 +137,13 @@ def open_sizes(ready: fx.GraphModule, leaves: Sequence[ArgumentLeaf]) -> tuple[S
     sizes = sizes_of([leaf.value for leaf in leaves], [leaf.path for leaf in leaves])
     known = {reading.name: reading.dimension for reading in sizes.readings}
     assumed = assumed_of(values)
-    faults = list(_faults(placeholders, assumed, known))
+    faults = list(_argument_faults(placeholders, assumed, known))
     if faults:
         return None, faults
     return replace(sizes, rules=(*sizes.rules, *_rules(assumed, known))), []
 
 
-def _faults(
+def _argument_faults(
     placeholders: Sequence[fx.Node], assumed: Assumed, known: dict[str, Dimension]
 ) -> Iterator[Fault]:
     for node in placeholders:

@@ -44,22 +44,22 @@ _SEED = "a backward begins with the seed of its loss, `ones_like`, or with tange
 
 def attach(graph: object, model: Any, words: GraphWords) -> FlatProgram:
     """The program of a graph, over the model's own tensors; raises `UnsupportedGraph` with every fault."""
-    module, spec = joint_parts(graph) or _plain(graph)
+    module, spec = joint_parts(graph) or _graph_itself(graph)
     subject = subject_of(model)
     state = subject.state
     ready = readied(module)
-    found, structure = _told(ready, state, replace(words, names=names_of_state(module)), spec)
+    found, structure = _roles_of_graph(ready, state, replace(words, names=names_of_state(module)), spec)
     arguments = arguments_of(words, found.slots, subject)
     _refuse(ready, [*found.faults, *arguments.faults, *_kind_faults(ready)])
     sizes, faults = open_sizes(ready, arguments.leaves)
     _refuse(ready, faults)
     inputs = _Inputs(fx.Graph(), subject, state, found.slots, arguments)
-    flat = _flat(ready, inputs)
+    flat = _flat_of_graph(ready, inputs)
     pairs = zip(flat.returned, found.results, strict=True)
     results = [Result(value, row.kind, row.of) for value, row in pairs]
     nodes = flat.operations
-    phases = phases_of(nodes, inputs.tangents, next(_values(results, OutputKind.LOSS), None))
-    if not inputs.tangents and phases.seed is None and any(_values(results, OutputKind.GRADIENT)):
+    phases = phases_of(nodes, inputs.tangents, next(_result_nodes(results, OutputKind.LOSS), None))
+    if not inputs.tangents and phases.seed is None and any(_result_nodes(results, OutputKind.GRADIENT)):
         raise UnsupportedGraph(
             _NO_SEED, why=_SEED, remedy="differentiate the value that is returned as the loss"
         )
@@ -71,7 +71,7 @@ def attach(graph: object, model: Any, words: GraphWords) -> FlatProgram:
     return program
 
 
-def _plain(graph: object) -> tuple[fx.GraphModule, TreeSpec | None]:
+def _graph_itself(graph: object) -> tuple[fx.GraphModule, TreeSpec | None]:
     if not isinstance(graph, fx.GraphModule):
         raise UnsupportedGraph(
             f"expected a torch.fx.GraphModule or a JointWithDescriptors, got {type(graph).__name__}",
@@ -80,7 +80,7 @@ def _plain(graph: object) -> tuple[fx.GraphModule, TreeSpec | None]:
     return graph, returned_structure(graph)
 
 
-def _told(
+def _roles_of_graph(
     ready: fx.GraphModule, state: Sequence[StateTensor], words: GraphWords, spec: TreeSpec | None
 ) -> tuple[Told, TreeSpec | None]:
     """What inputs and outputs are, and the structure of the graph's result."""
@@ -191,14 +191,14 @@ class _Inputs:
         return next(row for row in self.rows.values() if path in (row.path, *row.aliases))
 
 
-def _flat(ready: fx.GraphModule, inputs: _Inputs) -> Flat:
+def _flat_of_graph(ready: fx.GraphModule, inputs: _Inputs) -> Flat:
     flat = flattened(ready, inputs.held, inputs.graph)
     without_hidden_writes(flat)
     UnsupportedGraph.refuse(flat.faults)
     return flat
 
 
-def _values(results: Sequence[Result], kind: OutputKind) -> Iterator[fx.Node]:
+def _result_nodes(results: Sequence[Result], kind: OutputKind) -> Iterator[fx.Node]:
     return (row.value for row in results if row.kind is kind and isinstance(row.value, fx.Node))
 
 
@@ -257,7 +257,7 @@ class _AttachedParts:
 
 def _program(parts: _AttachedParts, sizes: Sizes | None) -> FlatProgram:
     graph, inputs = parts.graph, parts.inputs
-    outputs, values, result = _outputs(parts)
+    outputs, values, result = _output_rows(parts)
     graph.output(tuple(values))
     seed = None if parts.phases.seed is None else parts.functional.final(parts.phases.seed)
     has_backward = _is_joint(parts, outputs, seed)
@@ -272,7 +272,7 @@ def _program(parts: _AttachedParts, sizes: Sizes | None) -> FlatProgram:
     write_facts(graph, facts)
     program = FlatProgram(
         graph_module=graph_module(dict(parts.flat.nested), graph, inputs.subject.name),
-        signature=Signature(tuple(_rows(parts, outputs, has_backward=has_backward)), tuple(outputs)),
+        signature=Signature(tuple(_input_rows(parts, outputs, has_backward=has_backward)), tuple(outputs)),
         calls=replace(parts.sites.calls, entry=ROOT_MODULE),
         convention=replace(convention, sizes=sizes),
         result=result,
@@ -301,7 +301,7 @@ def _of_kind(outputs: Sequence[Output], kind: OutputKind) -> list[Output]:
     return [row for row in outputs if row.kind is kind]
 
 
-def _rows(parts: _AttachedParts, outputs: Sequence[Output], *, has_backward: bool) -> Iterator[Input]:
+def _input_rows(parts: _AttachedParts, outputs: Sequence[Output], *, has_backward: bool) -> Iterator[Input]:
     """The inputs; of a joint program, a parameter without a gradient takes none."""
     results = [row.name for row in outputs if row.kind is OutputKind.USER]
     given = {row.of for row in outputs if row.kind is OutputKind.GRADIENT}
@@ -315,7 +315,7 @@ def _rows(parts: _AttachedParts, outputs: Sequence[Output], *, has_backward: boo
         yield Input(**fields)
 
 
-def _outputs(parts: _AttachedParts) -> tuple[list[Output], list[Any], Structure]:
+def _output_rows(parts: _AttachedParts) -> tuple[list[Output], list[Any], Structure]:
     """The rows of the signature with their values, and the structure of the result."""
     final = parts.functional.final
     values = [final(row.value) if isinstance(row.value, fx.Node) else row.value for row in parts.results]
@@ -329,7 +329,7 @@ def _outputs(parts: _AttachedParts) -> tuple[list[Output], list[Any], Structure]
     ]
     rows += zip(user_outputs(users, spec), users, strict=True)
     rows += _belonging(parts, pairs, OutputKind.MUTATION, "new")
-    rows += _written(parts, {row.of for row, _ in rows})
+    rows += _written_in_place(parts, {row.of for row, _ in rows})
     rows += _belonging(parts, pairs, OutputKind.GRADIENT, "grad")
     return [row for row, _ in rows], [value for _, value in rows], result_of(users, spec)
 
@@ -357,7 +357,7 @@ def _belonging(
             yield Output(f"{word}_{owner.name}", kind, owner.path, owner.name, held), value
 
 
-def _written(parts: _AttachedParts, known: set[str | None]) -> Iterator[tuple[Output, Any]]:
+def _written_in_place(parts: _AttachedParts, known: set[str | None]) -> Iterator[tuple[Output, Any]]:
     """What the graph writes in place, and did not return."""
     for node in parts.graph.nodes:
         if node.op == "placeholder" and node in parts.functional.history and node.name not in known:

@@ -260,22 +260,25 @@ def _results(
                 Result(value, OutputKind.USER if isinstance(value, fx.Node) else OutputKind.GRADIENT)
             )
             continue
-        kind, of = _read(word)
+        kind, of = _output_of_word(word)
         owner = next((s for s in slots if of is not None and of in _spellings(s)), None)
         if of is not None and owner is None:
             faults.append(
                 Fault(f"the output {word!r} belongs to {of}, which is no input", remedy=_SAY_OUTPUTS)
             )
         elif owner is not None and _differs(value, owner.node):
-            what = f"the output {word!r} is {_shown(value)}, and {of} is {_shown(owner.node)}"
+            found, wanted = _result_in_words(value), _result_in_words(owner.node)
+            what = f"the output {word!r} is {found}, and {of} is {wanted}"
             faults.append(Fault(what, remedy=_SAY_OUTPUTS))
-        if kind is OutputKind.LOSS and not _is_number(value):
-            faults.append(Fault(f"the output 'loss' is {_shown(value)}, not one number", remedy=_SAY_OUTPUTS))
+        if kind is OutputKind.LOSS and not _is_single_number(value):
+            faults.append(
+                Fault(f"the output 'loss' is {_result_in_words(value)}, not one number", remedy=_SAY_OUTPUTS)
+            )
         results.append(Result(value, kind, None if owner is None else owner.path))
     return results, faults
 
 
-def _is_number(value: Any) -> bool:
+def _is_single_number(value: Any) -> bool:
     held = value.meta.get("val") if isinstance(value, fx.Node) else None
     return isinstance(held, Tensor) and not held.dim()
 
@@ -294,7 +297,7 @@ def _word_faults(what: str, words: object, remedy: str) -> Iterator[Fault]:
             yield Fault(f"{what} holds {word!r}, which is no word", remedy=remedy)
 
 
-def _read(word: str) -> tuple[OutputKind, str | None]:
+def _output_of_word(word: str) -> tuple[OutputKind, str | None]:
     if word == "loss":
         return OutputKind.LOSS, None
     for start, kind in (("gradient of ", OutputKind.GRADIENT), ("new ", OutputKind.MUTATION)):
@@ -357,5 +360,5 @@ def _differs(value: Any, node: fx.Node) -> bool:
     return bool(held.shape != expected.shape)
 
 
-def _shown(value: Any) -> str:
+def _result_in_words(value: Any) -> str:
     return describe(value.meta.get("val")) if isinstance(value, fx.Node) else repr(value)

@@ -78,7 +78,7 @@ def with_structures(program: FlatProgram, kept: KeptConventions = _NOTHING_KEPT)
         if node.name in results:
             _leave(calls, node.name, home, 0, given)
     held, kept = _held_by(program), {**kept, (ROOT, 0): _whole_call(program)}
-    rows = (calls.program, *(_described(row, taken, given, held, kept) for row in calls))
+    rows = (calls.program, *(_call_with_values(row, taken, given, held, kept) for row in calls))
     return replace(calls, rows=rows)
 
 
@@ -101,7 +101,7 @@ def _leave(calls: Calls, name: str, maker: int, until: int, given: dict[int, Any
         given[number][name] = None
 
 
-def _described(
+def _call_with_values(
     row: Call,
     taken: Mapping[int, dict[str, fx.Node]],
     given: Mapping[int, dict[str, None]],

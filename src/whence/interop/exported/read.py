@@ -58,7 +58,7 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     """
     exported = refuse_unsupported(exported)
     rows = state_of(exported, unused)
-    flat, users = _flat(exported, rows)
+    flat, users = _flat_of_export(exported, rows)
     sites, chains = _sites(exported, flat, rows)
     heard = _echoes(exported, flat, sites)
     flat.returned = without(flat.returned, heard, sites)
@@ -67,7 +67,7 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     _set_nested_origins(flat, sites)
     functional = functional_form(flat)
     returned = _returned(exported, flat, functional)
-    written = _written(exported, flat, functional, rows)
+    written = _values_written(exported, flat, functional, rows)
     flat.graph.output((*returned, *written.values()))
     outside = Region()
     straight = cut_gradients(
@@ -98,7 +98,7 @@ class _ExportedParts:
     written: Mapping[str, fx.Node]
 
 
-def _flat(exported: ExportedProgram, rows: Sequence[State]) -> tuple[Flat, list[fx.Node]]:
+def _flat_of_export(exported: ExportedProgram, rows: Sequence[State]) -> tuple[Flat, list[fx.Node]]:
     """The operations without wrappers over placeholders of our own: the state, then the arguments."""
     graph = fx.Graph()
     held: dict[str, fx.Node] = {}
@@ -191,7 +191,7 @@ def _returned(exported: ExportedProgram, flat: Flat, functional: Functional) -> 
     return [functional.final(leaf) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
 
 
-def _written(
+def _values_written(
     exported: ExportedProgram, flat: Flat, functional: Functional, rows: Sequence[State]
 ) -> dict[str, fx.Node]:
     """The final value of every input that is written: as the signature says, or in place."""
@@ -272,15 +272,15 @@ def _program(parts: _ExportedParts, straight: frozenset[str]) -> FlatProgram:
         modules=parts.records,
         state={row.name: row.tensor for row in parts.rows},
     )
-    calls = with_structures(program, dict(_kept(parts)))
-    kept = {site: entry.inputs for site, entry in _kept(parts)}
+    calls = with_structures(program, dict(_conventions_kept(parts)))
+    kept = {site: entry.inputs for site, entry in _conventions_kept(parts)}
     preserved = frozenset(
         row.number for row in calls if kept.get((row.site.path, row.site.index)) == row.inputs is not None
     )
     return program.with_changes(calls=replace(calls, preserved=preserved))
 
 
-def _kept(parts: _ExportedParts) -> Iterator[tuple[tuple[ModulePath, int], KeptConvention]]:
+def _conventions_kept(parts: _ExportedParts) -> Iterator[tuple[tuple[ModulePath, int], KeptConvention]]:
     """The calling conventions that the export kept, over the values of the program."""
     made = {name: _now(parts.functional, value) for name, value in parts.flat.made.items()}
     for entry in _kept_entries(parts.exported):

@@ -74,13 +74,13 @@ def convention_of(exported: ExportedProgram, leaves: Sequence[Any], graph: fx.Gr
         spec=spec,
         leaves=tuple(leaves),
         paths=paths_of(args, kwargs),
-        parameters=_parameters(exported, args, kwargs),
+        parameters=_exported_parameters(exported, args, kwargs),
         reads_memory=any(reads_memory(node.target) for node in graph.nodes),
         limits=limits_of(exported.range_constraints),
     )
 
 
-def _parameters(
+def _exported_parameters(
     exported: ExportedProgram, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> inspect.Signature | None:
     """The names that the export kept of the arguments; they have no defaults."""

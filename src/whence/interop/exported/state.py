@@ -94,7 +94,7 @@ def state_of(exported: ExportedProgram, unused: Mapping[str, Tensor]) -> tuple[S
     and where the names came back from a file as several tensors in one memory: of these the graph uses one.
     """
     groups: dict[Any, list[NamedTensor]] = {}
-    for named in _in_order(exported, list(_named(exported, unused))):
+    for named in _in_order(exported, list(_constants_by_name(exported, unused))):
         groups.setdefault(_identity(named.tensor), []).append(named)
     used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
     rows = [State(tuple(names)) for group in groups.values() for names in _split(group, used)]
@@ -111,7 +111,7 @@ def _split(names: list[NamedTensor], used: Collection[str]) -> list[list[NamedTe
     return list(groups.values())
 
 
-def _named(exported: ExportedProgram, unused: Mapping[str, Tensor]) -> Iterator[NamedTensor]:
+def _constants_by_name(exported: ExportedProgram, unused: Mapping[str, Tensor]) -> Iterator[NamedTensor]:
     known: set[str] = set()
     for spec in exported.graph_signature.input_specs:
         kind = _KINDS.get(spec.kind)

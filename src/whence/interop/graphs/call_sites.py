@@ -57,7 +57,7 @@ def sites_of(
     made = {node: _enter(root, frames[node] or ()) for node in nodes}
     for path, index in empty:
         _add_empty(root, path, index)
-    calls, numbers = _numbered(root, kind)
+    calls, numbers = _calls_numbered(root, kind)
     homes = {node: numbers[call] for node, call in made.items()}
     unknown = [node for node in nodes if frames[node] is None]
     _infer(homes, unknown, calls.parents)
@@ -81,18 +81,18 @@ def _add_empty(root: _Made, path: ModulePath, index: int) -> None:
     caller.inside[path, index] = _Made(Frame(path, index, "", ""))
 
 
-def _numbered(root: _Made, kind: str) -> tuple[Calls, dict[_Made, int]]:
+def _calls_numbered(root: _Made, kind: str) -> tuple[Calls, dict[_Made, int]]:
     rows = [Call(0, CallSite(ROOT, 0, kind), 0)]
     numbers: dict[_Made, int] = {}
     walked = list(root.walk(0, iter(range(ROOT_MODULE, 10**9))))
     taken: dict[ModulePath, set[int]] = {}
     for call, number, parent in walked:
         numbers[call] = number
-        rows.append(Call(number, _site(call, kind, taken), parent))
+        rows.append(Call(number, _exported_site(call, kind, taken), parent))
     return Calls(tuple(rows)), numbers
 
 
-def _site(call: _Made, kind: str, taken: dict[ModulePath, set[int]]) -> CallSite:
+def _exported_site(call: _Made, kind: str, taken: dict[ModulePath, set[int]]) -> CallSite:
     """The site as the exporter numbered it, or with the next number where that one is taken."""
     if call.frame is None:
         taken.setdefault(ROOT, set()).add(0)

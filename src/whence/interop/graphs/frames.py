@@ -78,13 +78,13 @@ def segments(raw: str) -> ModulePath:
     """The segments of a path as it is written, slices among them as one segment each; without the root's
     name."""
     kept: list[str] = []
-    for part in _parts(raw):
+    for part in _path_segments(raw):
         if kept or part not in _ROOTS:
             kept.append(part)
     return ModulePath(kept)
 
 
-def _parts(raw: str) -> Iterator[str]:
+def _path_segments(raw: str) -> Iterator[str]:
     """Split at dots that are not inside brackets; `a['b']` and `a[0]` are two segments."""
     held: dict[str, str] = {}
 

@@ -59,31 +59,35 @@ Wrapped = tuple[str, tuple[Any, ...], Region]
 
 def _set_grad(node: fx.Node, around: Region) -> Wrapped:
     enabled, graph, *operands = node.args
-    return _named(graph), tuple(operands), replace(around, without_grad=not enabled, with_grad=bool(enabled))
+    return (
+        _target_name(graph),
+        tuple(operands),
+        replace(around, without_grad=not enabled, with_grad=bool(enabled)),
+    )
 
 
 def _autocast(node: fx.Node, around: Region) -> Wrapped:
     device, dtype, enabled, cache, graph, *operands = node.args
     region = Autocast(str(device), dtype, bool(enabled), cache)  # type: ignore[arg-type]
-    return _named(graph), tuple(operands), replace(around, autocast=(*around.autocast, region))
+    return _target_name(graph), tuple(operands), replace(around, autocast=(*around.autocast, region))
 
 
-def _plain(node: fx.Node, around: Region) -> Wrapped:
+def _wrapped_plainly(node: fx.Node, around: Region) -> Wrapped:
     graph, *operands = node.args
-    return _named(graph), tuple(operands), around
+    return _target_name(graph), tuple(operands), around
 
 
 def _invoked(node: fx.Node, around: Region) -> Wrapped:
     graph, _, *operands = node.args
-    return _named(graph), tuple(operands), around
+    return _target_name(graph), tuple(operands), around
 
 
 def _hinted(node: fx.Node, around: Region) -> Wrapped:
     graph, operands = node.args[:2]
-    return _named(graph), tuple(operands), around  # type: ignore[arg-type]
+    return _target_name(graph), tuple(operands), around  # type: ignore[arg-type]
 
 
-def _named(graph: Any) -> str:
+def _target_name(graph: Any) -> str:
     return str(graph.target)
 
 
@@ -92,9 +96,9 @@ _EFFECT = "with_effects"
 WRAPPERS: dict[str, Callable[[fx.Node, Region], Wrapped]] = {
     "wrap_with_set_grad_enabled": _set_grad,
     "wrap_with_autocast": _autocast,
-    "tag_activation_checkpoint": _plain,
-    "wrap_activation_checkpoint": _plain,
-    "wrap": _plain,
+    "tag_activation_checkpoint": _wrapped_plainly,
+    "wrap_activation_checkpoint": _wrapped_plainly,
+    "wrap": _wrapped_plainly,
     "invoke_subgraph": _invoked,
     "hints_wrapper": _hinted,
 }
@@ -126,7 +130,7 @@ def _copy(
         if node.op == "output":
             returned = fx.map_arg(node.args[0], lambda source: made[source.name])
         elif node.op == "get_attr":
-            made[node.name] = _attribute(flat, module, node)
+            made[node.name] = _nested_graph(flat, module, node)
         elif op_name(node.target) == TRACEPOINT:
             made[node.name] = _passed(flat, node, made)
         elif (wrapped := _wrapped(node, region)) is not None:
@@ -173,7 +177,7 @@ def _inlined(
     return _copy(flat, inner, inside, region, names, is_outermost=False)  # type: ignore[arg-type]
 
 
-def _attribute(flat: Flat, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
+def _nested_graph(flat: Flat, module: fx.GraphModule, node: fx.Node) -> fx.Node | None:
     """A graph of control flow under a name that nothing else has; wrappers' own are gone with them."""
     if all(_wrapped(user, Region()) is not None for user in node.users):
         return None

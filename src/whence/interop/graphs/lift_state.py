@@ -15,7 +15,7 @@ ATTRIBUTE = "whence_attribute"
 def readied(module: fx.GraphModule) -> fx.GraphModule:
     """A copy whose tensors are placeholders (`ATTRIBUTE` says which), and which calls operators alone."""
     copied = own_copy(module)
-    _values(copied)
+    _rename_values(copied)
     _lift(copied)
     if any(_is_above_operators(node) for node in copied.graph.nodes):
         copied = _lowered(copied)
@@ -25,7 +25,7 @@ def readied(module: fx.GraphModule) -> fx.GraphModule:
     return copied
 
 
-def _values(module: fx.GraphModule) -> None:
+def _rename_values(module: fx.GraphModule) -> None:
     """Dynamo notes values under a name of its own."""
     for node in module.graph.nodes:
         if "val" not in node.meta and "example_value" in node.meta:

@@ -24,7 +24,7 @@ Copy = Callable[[fx.Node], fx.Node]
 def decision_faults(program: FlatProgram) -> Iterator[Fault]:
     """Decisions about contents, and numbers that were not kept open; and draws that are none of torch's."""
     for row in program.decisions:
-        if not _is_number(program.node(row.node)):
+        if not _is_symbolic_argument(program.node(row.node)):
             source = None if row.source is None else str(row.source)
             yield Fault(
                 f"values decided: {row.asked} is {row.answer!r}",
@@ -43,7 +43,7 @@ def decision_faults(program: FlatProgram) -> Iterator[Fault]:
             )
 
 
-def _is_number(node: fx.Node) -> bool:
+def _is_symbolic_argument(node: fx.Node) -> bool:
     found = node.args[0]
     return isinstance(found, fx.Node) and isinstance(found.meta.get("val"), SYMBOLIC)
 
@@ -60,15 +60,15 @@ def asserted(graph: fx.Graph, decision: fx.Node, copy: Copy) -> tuple[fx.Node, .
     held, negated, assertion = ways
     made: list[fx.Node] = []
     if answer is False:
-        made = [_called(graph, negated, copy(held))]
+        made = [_append_call(graph, negated, copy(held))]
     elif answer is not True:
-        made = [_called(graph, operator.eq, copy(held), answer)]
+        made = [_append_call(graph, operator.eq, copy(held), answer)]
     checked = graph.call_function(assertion, (made[-1] if made else copy(held), text))
     checked.meta["val"] = None
     return *made, checked
 
 
-def _called(graph: fx.Graph, function: Any, held: fx.Node, *others: Any) -> fx.Node:
+def _append_call(graph: fx.Graph, function: Any, held: fx.Node, *others: Any) -> fx.Node:
     node = graph.call_function(function, (held, *others))
     value: Any = held.meta["val"]
     with value.fake_mode if isinstance(value, FakeTensor) else nullcontext():

@@ -55,7 +55,7 @@ def to_exported_program(program: FlatProgram) -> ExportedProgram:
 
     Raises `NotExportable` naming everything that an exported program cannot hold.
     """
-    NotExportable.refuse(_faults(program))
+    NotExportable.refuse(_export_faults(program))
     if straight := program.facts.straight_through:
         warnings.warn(
             "an exported program has no way to say that a gradient passes an operation unchanged, as it does "
@@ -102,7 +102,7 @@ def _example(program: FlatProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return convention.unflatten([like(leaf) for leaf in convention.leaves])
 
 
-def _faults(program: FlatProgram) -> Iterator[Fault]:
+def _export_faults(program: FlatProgram) -> Iterator[Fault]:
     if program.has_backward:
         yield Fault(
             f"the program {program.name} is joint: it holds a backward pass",

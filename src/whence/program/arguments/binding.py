@@ -100,8 +100,8 @@ class CallSpelling:
     def arranged(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """The arguments as the capture wrote them."""
         return (
-            tuple([_found(where, args, kwargs) for where in self.positional]),
-            {name: _found(where, args, kwargs) for name, where in self.keywords},
+            tuple([_argument_found(where, args, kwargs) for where in self.positional]),
+            {name: _argument_found(where, args, kwargs) for name, where in self.keywords},
         )
 
     def changed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -110,7 +110,7 @@ class CallSpelling:
         return [row for row in rows if not _is_default(row[1], row[2])]
 
 
-def _found(where: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _argument_found(where: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return where.among(args, kwargs) if isinstance(where, GivenAt) else where
 
 

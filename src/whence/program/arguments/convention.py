@@ -211,13 +211,18 @@ def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
     """Whether two structures agree; dict and OrderedDict with equal keys in equal order are one kind."""
     if left == right:
         return True
-    if left.is_leaf() or right.is_leaf() or _kind(left) is not _kind(right) or left.context != right.context:
+    if (
+        left.is_leaf()
+        or right.is_leaf()
+        or _container_kind(left) is not _container_kind(right)
+        or left.context != right.context
+    ):
         return False
     ours, theirs = left.children(), right.children()
     return len(ours) == len(theirs) and all(map(same_structure, ours, theirs))
 
 
-def _kind(spec: TreeSpec) -> Any:
+def _container_kind(spec: TreeSpec) -> Any:
     """The container that counts: rebuilt from its leaves, a `torch.Size` is a plain tuple."""
     return {OrderedDict: dict, Size: tuple}.get(spec.type, spec.type)
 

@@ -94,7 +94,9 @@ class LeafConditions:
         lines = [f"{unpacked[:-1]} = flat"] if unpacked else []
         lines += [f"if not ({condition}): return False" for condition in first]
         if sizes is not None:
-            lines += [f"{row.name} = {_read(row.dimension, row.scale, row.offset)}" for row in sizes.readings]
+            lines += [
+                f"{row.name} = {_size_read(row.dimension, row.scale, row.offset)}" for row in sizes.readings
+            ]
             lines += [f"if not ({rule.condition}): return False" for rule in sizes.rules]
         lines += [f"if not ({condition}): return False" for condition in then]
         source = "\n    ".join(["def fits(flat):", *lines, "return True"])
@@ -107,7 +109,7 @@ def value_at(position: int) -> str:
     return f"value{position}_"
 
 
-def _read(dimension: Any, scale: int, offset: int) -> str:
+def _size_read(dimension: Any, scale: int, offset: int) -> str:
     read = value_at(dimension.position) + ("" if dimension.dim is None else f".shape[{dimension.dim}]")
     return read if (scale, offset) == (1, 0) else f"({read} - {offset}) // {scale}"
 

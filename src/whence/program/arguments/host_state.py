@@ -75,7 +75,7 @@ class HostPlace:
 
     def way_back(self) -> Callable[[], None]:
         if self.key is None and not isinstance(self.holder, CellType):
-            return partial(_refill, self.holder, list(self.holder))
+            return partial(_refill_held, self.holder, list(self.holder))
         return partial(self._put_back, self.now())
 
     def _put_back(self, value: Any) -> None:
@@ -100,7 +100,7 @@ class Owner:
     places: tuple[HostPlace, ...]
 
 
-def _refill(held: Any, kept: list[Any]) -> None:
+def _refill_held(held: Any, kept: list[Any]) -> None:
     held.clear()
     held.extend(kept)
 

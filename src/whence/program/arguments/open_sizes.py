@@ -261,13 +261,15 @@ def sizes_of(leaves: Sequence[Any], paths: Sequence[str]) -> Sizes:
             reading = Reading(f"_{dimension.position}_{dimension.dim or 0}", dimension)
             readings[reading.name] = reading
             rules.append(
-                SizeRule((dimension,), f"{reading.name} == {size}", _same(size, names, own), Asker())
+                SizeRule(
+                    (dimension,), f"{reading.name} == {size}", _same_size_in_words(size, names, own), Asker()
+                )
             )
     shapes = tuple(shape_of(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves)
     return Sizes(tuple(readings.values()), shapes, tuple(rules))
 
 
-def _same(size: str, names: Set[str], own: Mapping[str, Reading]) -> str:
+def _same_size_in_words(size: str, names: Set[str], own: Mapping[str, Reading]) -> str:
     """What a size must be that is another one, or computed from others."""
     if size in own:
         return f"what {own[size].dimension} is"

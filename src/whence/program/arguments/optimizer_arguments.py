@@ -80,18 +80,18 @@ class StatePart(NamedTuple):
         return _is_entered(self.value)
 
 
-def parts_of(
+def state_parts(
     value: Any, way: Way = (), spelled: str = "", above: tuple[int, ...] = ()
 ) -> Iterator[StatePart]:
     """A piece of state and all that is in it, what holds others before those."""
     yield StatePart(way, spelled, value)
     if id(value) in above:
         return  # an object that leads back to itself
-    for key, spelling, inner in _inside(value):
-        yield from parts_of(inner, (*way, key), spelled + spelling, (*above, id(value)))
+    for key, spelling, inner in _items_of_state(value):
+        yield from state_parts(inner, (*way, key), spelled + spelling, (*above, id(value)))
 
 
-def _inside(value: Any) -> Iterator[tuple[Any, str, Any]]:
+def _items_of_state(value: Any) -> Iterator[tuple[Any, str, Any]]:
     if not _is_entered(value):
         return
     held = dict(enumerate(value)) if isinstance(value, _ROWS) else _holder(value)
@@ -201,7 +201,7 @@ class StateFrame:
     def other_parts(self, now: Any, inputs: Set[Way] = frozenset()) -> Iterator[StatePart]:
         """What is another thing now, or there no more; `inputs` are ways to what a program takes in."""
         then = {way: (kind, value) for way, kind, value in self.rows}
-        for part in parts_of(now):
+        for part in state_parts(now):
             kind, value = then.pop(part.way, ("", None))
             if kind != part.kind or not (part.way in inputs or same_constant(value, constant_of(part))):
                 yield part
@@ -210,7 +210,7 @@ class StateFrame:
 
 def frame_of(value: Any) -> tuple[tuple[Way, str, Any], ...]:
     """The rows of a frame."""
-    return tuple((part.way, part.kind, constant_of(part)) for part in parts_of(value))
+    return tuple((part.way, part.kind, constant_of(part)) for part in state_parts(value))
 
 
 def constant_of(part: StatePart) -> Any:

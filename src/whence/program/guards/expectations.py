@@ -30,7 +30,7 @@ class ExpectedConstant:
     value: Any
 
     def __str__(self) -> str:
-        return _shown(self.value)
+        return _constant_shown(self.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class ExpectedFunction:
     code: object = None
 
     def __str__(self) -> str:
-        name = _spelled(self.target)
+        name = _function_in_words(self.target)
         fixed = [*map(str, self.arguments), *(f"{key}={value}" for key, value in self.keywords)]
         return f"partial({', '.join([name, *fixed])})" if fixed else name
 
@@ -101,7 +101,7 @@ class Entries:
 
     def __str__(self) -> str:
         rows = zip(self.keys, self.items, strict=True)
-        pairs = [f"{_shown(key)}: {_brief(item)}" for key, item in rows]
+        pairs = [f"{_constant_shown(key)}: {_brief(item)}" for key, item in rows]
         return _listed(self.type, pairs)
 
 
@@ -251,7 +251,7 @@ def inside_of(expected: Expectation) -> tuple[Expectation, ...]:
     return ()
 
 
-def _shown(value: Any) -> str:
+def _constant_shown(value: Any) -> str:
     """A constant in words, by no code of the user's."""
     if isinstance(value, enum.Enum):
         return f"{type(value).__name__}.{value.name}"
@@ -270,7 +270,7 @@ def _brief(item: "Expectation") -> str:
     return str(item)
 
 
-def _spelled(function: Any) -> str:
+def _function_in_words(function: Any) -> str:
     """A function as people write it: `torch.tanh`, or the name it was defined under."""
     name = getattr(function, "__name__", "")
     for module in (torch, torch.nn.functional):

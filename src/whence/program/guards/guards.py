@@ -178,7 +178,7 @@ def page(
 ) -> str:
     """All guards, folded: a model of many equal layers prints as one of them."""
     lines = [f"{len(guards):,} guards"]
-    for group in _groups(guards, holders):
+    for group in _guard_groups(guards, holders):
         lines += ["", *_group_lines(group)]
     others = [guard for guard in guards if guard.owner is None]
     for title, kinds in _SECTIONS.items():
@@ -209,7 +209,7 @@ def _settled_lines(guards: Sequence[Guard], settled: Sequence[Guard]) -> list[st
     return ["", "or, once the model has run,", *(_line(guard.what, guard, 1, 1) for guard in changed)]
 
 
-def _groups(guards: Sequence[Guard], holders: Sequence[Holder]) -> Iterator[Group]:
+def _guard_groups(guards: Sequence[Guard], holders: Sequence[Holder]) -> Iterator[Group]:
     paths: dict[type, list[str]] = {}
     for holder in holders:
         paths.setdefault(holder.type, []).append(holder.path)
@@ -231,7 +231,7 @@ def _group_lines(group: Group) -> Iterator[str]:
     folded: dict[tuple[str, str], list[Guard]] = {}
     for guard in group.guards:
         if guard.kind not in _COMMON and not _is_unhooked(guard):
-            folded.setdefault((_short(guard), str(guard.expected)), []).append(guard)
+            folded.setdefault((_short_name(guard), str(guard.expected)), []).append(guard)
     for (name, _), same in folded.items():
         yield _line(name, same[0], len(same), count)
 
@@ -258,7 +258,7 @@ def _is_unhooked(guard: Guard) -> bool:
     return guard.kind is GuardKind.HOOKS and str(guard.expected) == "none"
 
 
-def _short(guard: Guard) -> str:
+def _short_name(guard: Guard) -> str:
     if guard.kind is GuardKind.STRUCTURE:
         return guard.what.partition(" of ")[0]
     if guard.kind is GuardKind.ALIASING:

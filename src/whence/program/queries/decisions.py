@@ -35,7 +35,7 @@ class DecisionByValue:
 
 def decisions_in(nodes: Iterable[fx.Node]) -> tuple[DecisionByValue, ...]:
     """The decisions of a graph, in order."""
-    return tuple(_decision(node) for node in nodes if is_decision(node))
+    return tuple(_decision_at(node) for node in nodes if is_decision(node))
 
 
 def is_decision(node: fx.Node) -> bool:
@@ -43,7 +43,7 @@ def is_decision(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target is stays
 
 
-def _decision(node: fx.Node) -> DecisionByValue:
+def _decision_at(node: fx.Node) -> DecisionByValue:
     origin = origin_of(node)
     answer, asked = node.args[1:3]
     call = origin.calls[0] if origin.calls else None

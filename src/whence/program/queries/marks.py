@@ -35,7 +35,7 @@ def is_drawn(node: fx.Node) -> bool:
     return node.op == "call_function" and draws(node.target, node.args, dict(node.kwargs))
 
 
-def _loss(program: "FlatProgram") -> Iterator[fx.Node]:
+def _loss_nodes(program: "FlatProgram") -> Iterator[fx.Node]:
     """What computes the value that is differentiated, outside of any module, from what the model returned.
 
     Where a function was captured no module says where the model ends: what leads to a result is the model's.
@@ -45,13 +45,13 @@ def _loss(program: "FlatProgram") -> Iterator[fx.Node]:
     results = [program.node(row.node) for row in rows if row.node is not None]
     is_function = program.calls.entry == 0 and program.step is None
     models = leading_to(node for node in results if node not in losses) if is_function else frozenset()
-    for node in leading_to(losses) - models - _sizes(program):
+    for node in leading_to(losses) - models - _size_operations(program):
         outside = not origin_of(node).calls and origin_of(node).phase is Phase.FORWARD
         if node.op == "call_function" and (outside or node in losses):
             yield node
 
 
-def _sizes(program: "FlatProgram") -> Set[fx.Node]:
+def _size_operations(program: "FlatProgram") -> Set[fx.Node]:
     """Operations on sizes alone, which no number in a tensor goes into."""
     found: set[fx.Node] = set()
     for node in program.graph.nodes:
@@ -91,7 +91,7 @@ def _recomputed(program: "FlatProgram") -> Iterator[fx.Node]:
     return (node for node in program.nodes() if origin_of(node).recomputed)
 
 
-def _saved(program: "FlatProgram") -> Iterator[fx.Node]:
+def _saved_nodes(program: "FlatProgram") -> Iterator[fx.Node]:
     """Values of the forward that an operation of the backward reads; `memory().kept` says what they take."""
     for node in program.nodes():
         is_forward = node.op == "call_function" and origin_of(node).phase is Phase.FORWARD
@@ -110,5 +110,10 @@ def _random(program: "FlatProgram") -> Iterator[fx.Node]:
 
 
 _FOUND: Mapping[Aspect, Callable[["FlatProgram"], Iterator[fx.Node]]] = MappingProxyType(
-    {Aspect.LOSS: _loss, Aspect.RECOMPUTED: _recomputed, Aspect.SAVED: _saved, Aspect.RANDOM: _random}
+    {
+        Aspect.LOSS: _loss_nodes,
+        Aspect.RECOMPUTED: _recomputed,
+        Aspect.SAVED: _saved_nodes,
+        Aspect.RANDOM: _random,
+    }
 )

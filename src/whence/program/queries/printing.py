@@ -49,13 +49,13 @@ def marked(graph: fx.Graph, notes: Mapping[str, Sequence[str]], around: int = 1)
 def _any_line(node: fx.Node) -> str:
     match node.op:
         case "placeholder":
-            return f"{_input(node)} = placeholder"
+            return f"{_printed_input(node)} = placeholder"
         case "output":
-            return f"return {_spelled(node.args[0])}" if node.args else "return"
+            return f"return {_argument_in_words(node.args[0])}" if node.args else "return"
     return line(node)
 
 
-def _input(node: fx.Node) -> str:
+def _printed_input(node: fx.Node) -> str:
     """An input and what it is like; a number that varies is its own description."""
     described = describe(node.meta.get("val"))
     return node.name if described == node.name else f"{node.name}: {described}"
@@ -82,13 +82,13 @@ def _heading(origin: Origin) -> str:
 
 def line(node: fx.Node) -> str:
     """One operation: its name, what it is, and the call that makes it."""
-    arguments = [_spelled(argument) for argument in node.args]
-    arguments += [f"{key}={_spelled(value)}" for key, value in node.kwargs.items()]
+    arguments = [_argument_in_words(argument) for argument in node.args]
+    arguments += [f"{key}={_argument_in_words(value)}" for key, value in node.kwargs.items()]
     called = str(node.target) if node.op == "get_attr" else f"{op_name(node.target)}({', '.join(arguments)})"
     return f"{node.name}: {describe(node.meta.get('val'))} = {called}"
 
 
-def _spelled(argument: object) -> str:
+def _argument_in_words(argument: object) -> str:
     if isinstance(argument, (list, tuple)):
-        return f"[{', '.join(map(_spelled, argument))}]"
+        return f"[{', '.join(map(_argument_in_words, argument))}]"
     return str(argument)

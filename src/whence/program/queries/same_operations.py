@@ -32,7 +32,7 @@ def same_operations(left: "FlatProgram", right: "FlatProgram", at: Sizes | None 
     `at` are sizes, by name, that are open in the first and these numbers in the second: what only computes
     sizes may differ then, and what resizes nothing at these.
     """
-    if _rows(left) != _rows(right) or not _are_same_results(left, right):
+    if _rows_of_signature(left) != _rows_of_signature(right) or not _are_same_results(left, right):
         return False
     constants = [row.name for row in left.signature.inputs if row.kind is InputKind.CONSTANT]
     if not all(_is_same_tensor(left.state[name], right.state[name]) for name in constants):
@@ -40,7 +40,7 @@ def same_operations(left: "FlatProgram", right: "FlatProgram", at: Sizes | None 
     return _is_same_graph(left.graph_module, right.graph_module, at)
 
 
-def _rows(program: "FlatProgram") -> list[Any]:
+def _rows_of_signature(program: "FlatProgram") -> list[Any]:
     inputs = [(row.name, row.kind) for row in program.signature.inputs]
     return [inputs, *[(row.name, row.kind, row.of) for row in program.signature.outputs], program.result.spec]
 
@@ -70,7 +70,9 @@ def _is_same_graph(left: fx.GraphModule, right: fx.GraphModule, at: Sizes | None
         partner[node] = other
         if not _is_same_call(node, other, at):
             return False
-        if not _are_same(_given(node, passed), _given(other, passed), partner, at or {}):
+        if not _are_same(
+            _arguments_passed(node, passed), _arguments_passed(other, passed), partner, at or {}
+        ):
             return False
     return True
 
@@ -82,7 +84,7 @@ def _is_same_call(node: fx.Node, other: fx.Node, at: Sizes | None) -> bool:
     return _is_same_graph(inner, nested, at)
 
 
-def _given(node: fx.Node, passed: Mapping[fx.Node, fx.Node]) -> Any:
+def _arguments_passed(node: fx.Node, passed: Mapping[fx.Node, fx.Node]) -> Any:
     return fx.map_arg((node.args, node.kwargs), lambda each: passed.get(each, each))
 
 
@@ -123,8 +125,8 @@ def _are_same(left: Any, right: Any, partner: Mapping[fx.Node, fx.Node], at: Siz
     if isinstance(left, slice) and isinstance(right, slice):
         parts: Sequence[Any] = ("start", "stop", "step")
         return all(_are_same(getattr(left, part), getattr(right, part), partner, at) for part in parts)
-    return are_same_at(_size(left), _size(right), at)
+    return are_same_at(_fake_of(left), _fake_of(right), at)
 
 
-def _size(value: Any) -> Any:
+def _fake_of(value: Any) -> Any:
     return value.meta.get("val") if isinstance(value, fx.Node) else value

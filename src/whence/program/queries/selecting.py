@@ -50,7 +50,7 @@ class Selection:
 
 def parse(pattern: str, calls: Calls) -> Selection:
     """Read `path :: operation :: phase` or `path :: phase`; raises `SelectionError` for unknown words."""
-    path, operation, last = _parts(pattern)
+    path, operation, last = _pattern_parts(pattern)
     kind, said = path.removeprefix(TYPE) if path.startswith(TYPE) else None, None
     if kind is None and (found := _SAID.fullmatch(path)):
         said = (found[1], found[2])
@@ -70,7 +70,7 @@ def parse(pattern: str, calls: Calls) -> Selection:
     )
 
 
-def _parts(pattern: str) -> tuple[str, str, str]:
+def _pattern_parts(pattern: str) -> tuple[str, str, str]:
     """Its three parts, of which the second may be left out, and the first where a kind of input is meant."""
     parts = [part.strip() for part in pattern.split(SEPARATOR)]
     if len(parts) > 3 or not pattern.strip():
@@ -106,7 +106,7 @@ def select(program: "FlatProgram", pattern: str) -> list[fx.Node]:
     """The operations, or inputs, that fit; raises `SelectionError` naming near misses when none does."""
     wanted, calls = parse(pattern, program.calls), program.calls
     if wanted.kind is not None:
-        return _inputs(program, wanted, pattern)
+        return _selected_inputs(program, wanted, pattern)
     operations = [node for node in program.nodes() if node.op not in NOT_OPERATIONS]
     fits_path = _path_test(wanted, calls)
     by_path = [node for node in operations if fits_path(node)]
@@ -138,7 +138,7 @@ def _in_phase(program: "FlatProgram", wanted: Selection, pattern: str, nodes: li
     return found
 
 
-def _inputs(program: "FlatProgram", wanted: Selection, pattern: str) -> list[fx.Node]:
+def _selected_inputs(program: "FlatProgram", wanted: Selection, pattern: str) -> list[fx.Node]:
     """The placeholders, and the reads of attributes, of inputs of a kind that the modules of a path hold."""
     if wanted.phase or wanted.mark or wanted.said or wanted.index is not None:
         raise SelectionError(
@@ -170,21 +170,21 @@ def _is_operation(node: fx.Node, operation: str) -> bool:
 def _path_test(wanted: Selection, calls: Calls) -> Callable[[fx.Node], bool]:
     if wanted.said is not None:
         key, text = wanted.said
-        return lambda node: any(fnmatchcase(each, text) for each in _spelled(said_of(node).get(key)))
+        return lambda node: any(fnmatchcase(each, text) for each in _regions_said(said_of(node).get(key)))
     if (wanted.path, wanted.index, wanted.type) == (None, None, None):
         return lambda _node: True
-    sites = {(call.site.path, call.site.index): _fits(wanted, call, calls) for call in calls}
+    sites = {(call.site.path, call.site.index): _call_fits(wanted, call, calls) for call in calls}
     return lambda node: any(sites.get((site.path, site.index), False) for site in origin_of(node).calls)
 
 
-def _spelled(said: object) -> Iterator[str]:
+def _regions_said(said: object) -> Iterator[str]:
     """What an annotation says, and the regions around the one that it names."""
     if said is not None:
         parts = str(said).split(".")
         yield from (".".join(parts[:count]) for count in range(len(parts), 0, -1))
 
 
-def _fits(wanted: Selection, call: Call, calls: Calls) -> bool:
+def _call_fits(wanted: Selection, call: Call, calls: Calls) -> bool:
     """Whether a call, or one above it, is meant; a path may be that of a container, which nobody calls."""
     if wanted.index is None and wanted.path is not None:
         return any(map(wanted.path.matches, _paths_above(call.number, calls)))
@@ -268,7 +268,7 @@ def find_input(signature: Signature, name: str) -> Input:
     rows = (*signature.attributes, *signature.inputs)
     ways = (lambda row: (row.name,), lambda row: (row.path, *row.aliases), _whole)
     known = [text for row in rows for text in (row.name, row.path, *row.aliases)]
-    return _only("input", name, _called(name, rows, ways), known)
+    return _only("input", name, _rows_called(name, rows, ways), known)
 
 
 def _whole(row: Input | Output) -> tuple[str, ...]:
@@ -282,10 +282,10 @@ def find_output(signature: Signature, name: str) -> Output:
     owner = next((row.name for row in signature.inputs if name in (row.name, row.path, *row.aliases)), None)
     belonging = [row for row in rows if owner is not None and row.of == owner]
     known = [text for row in rows for text in (row.name, row.path)]
-    return _only("output", name, _called(name, rows, ways) or belonging, known)
+    return _only("output", name, _rows_called(name, rows, ways) or belonging, known)
 
 
-def _called(name: str, rows: Sequence[Row], ways: Iterable[Callable[[Row], Iterable[Any]]]) -> list[Row]:
+def _rows_called(name: str, rows: Sequence[Row], ways: Iterable[Callable[[Row], Iterable[Any]]]) -> list[Row]:
     """What is called so in the first of these ways in which anything is."""
     return next(filter(None, ([row for row in rows if name in way(row)] for way in ways)), [])
 

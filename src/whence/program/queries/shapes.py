@@ -108,7 +108,7 @@ def shapes_of(program: "FlatProgram") -> Shapes:
     names = {row.name: row.in_words for row in readings if not row.name.startswith("_")}
     users = enumerate(row for row in program.signature.inputs if row.kind is InputKind.USER)
     inputs = [
-        _described("input", row.path, row.value, tuple(r for r in rules if r.dimensions[0].position == at))
+        _shape_row("input", row.path, row.value, tuple(r for r in rules if r.dimensions[0].position == at))
         for at, row in users
     ]
     kinds = (OutputKind.LOSS, OutputKind.USER, OutputKind.GRADIENT)
@@ -125,7 +125,7 @@ def _unread(program: "FlatProgram", known: Container[str]) -> dict[str, str]:
         for name in sorted(names_of_sizes(row.value)):
             found.setdefault(name, f"a part of the sizes of `{row.path}`")
     for output in program.signature.outputs:
-        for name in sorted(names_of_sizes(_value(program, output))):
+        for name in sorted(names_of_sizes(_output_value(program, output))):
             bounds = _range(*program.convention.limits.get(name, (None, None)))
             found.setdefault(name, f"known once the program has run{bounds}")
     return {name: words for name, words in found.items() if name not in known}
@@ -139,14 +139,14 @@ def _range(low: int | None, high: int | None) -> str:
 
 def _output(program: "FlatProgram", row: Output) -> Shape:
     kind = "output" if row.kind is OutputKind.USER else row.kind.value
-    return _described(kind, row.path, _value(program, row), ())
+    return _shape_row(kind, row.path, _output_value(program, row), ())
 
 
-def _value(program: "FlatProgram", row: Output) -> Any:
+def _output_value(program: "FlatProgram", row: Output) -> Any:
     return row.value if row.node is None else program.node(row.node).meta["val"]
 
 
-def _described(kind: str, path: str, value: Any, rules: tuple[SizeRule, ...]) -> Shape:
+def _shape_row(kind: str, path: str, value: Any, rules: tuple[SizeRule, ...]) -> Shape:
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")
         return Shape(kind, path, SHORT_DTYPES.get(dtype, dtype), tuple(map(sized, value.shape)), rules=rules)

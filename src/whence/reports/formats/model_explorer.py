@@ -29,7 +29,7 @@ def model_explorer(figures: Row) -> dict[str, Any]:
     Graphs that nodes run are graphs of their own, to which those nodes lead.
     """
     name = figures["program"]["name"]
-    groups, drawing = _groups(figures), _Drawing(figures)
+    groups, drawing = _report_groups(figures), _Drawing(figures)
     return {"label": name, "graphs": [drawing.graph(*each, groups) for each in graphs_of(figures)]}
 
 
@@ -81,7 +81,9 @@ class _Drawing:
                 {"sourceNodeId": name, "sourceNodeOutputId": "0", "targetNodeInputId": str(at)}
                 for at, name in enumerate(read)
             ],
-            "outputsMetadata": [{"id": "0", "attrs": [_attribute("made", self._figures["made"][node.name])]}],
+            "outputsMetadata": [
+                {"id": "0", "attrs": [_explorer_attribute("made", self._figures["made"][node.name])]}
+            ],
             **({"subgraphIds": held} if held else {}),
         }
 
@@ -96,20 +98,20 @@ class _Drawing:
 
     def _attributes(self, node: Drawn) -> Iterator[dict[str, Any]]:
         origin = node.row["origin"]
-        yield _attribute("operator", node.row["target"])
-        yield _attribute(
+        yield _explorer_attribute("operator", node.row["target"])
+        yield _explorer_attribute(
             "origin", f"{origin['quality']}, {' + '.join(origin['calls']) or 'outside any module'}"
         )
         if origin["source"]:
-            yield _attribute("line", origin["source"])
+            yield _explorer_attribute("line", origin["source"])
         if forward := forward_of(node, self._nodes):
-            yield _attribute("forward", {"type": "node_ids", "nodeIds": [forward]})
+            yield _explorer_attribute("forward", {"type": "node_ids", "nodeIds": [forward]})
         if node.name in self._figures["costs"]:
             flops, read, written, _ = cost_with_inside(node, self._figures)
-            yield _attribute("FLOPs", _figure(flops))
-            yield _attribute("bytes moved", _figure(read + written))
+            yield _explorer_attribute("FLOPs", _figure_in_words(flops))
+            yield _explorer_attribute("bytes moved", _figure_in_words(read + written))
         if node.name in self._kept:
-            yield _attribute("kept bytes", _figure(self._kept[node.name]))
+            yield _explorer_attribute("kept bytes", _figure_in_words(self._kept[node.name]))
 
 
 def _layers(namespace: str) -> Iterator[str]:
@@ -121,11 +123,11 @@ def _segments(site: str) -> list[str]:
     return [part.replace("/", SLASH) for part in site.split(".")] if site else []
 
 
-def _attribute(key: str, value: Any) -> dict[str, Any]:
+def _explorer_attribute(key: str, value: Any) -> dict[str, Any]:
     return {"key": key, "value": value if isinstance(value, dict) else str(value)}
 
 
-def _figure(value: float) -> str:
+def _figure_in_words(value: float) -> str:
     return scaled(value).rstrip()
 
 
@@ -134,14 +136,14 @@ def kept_bytes(figures: Row) -> dict[str, int]:
     return {row["node"]: row["bytes"] for row in figures["memory"]["kept"]}
 
 
-def _groups(figures: Row) -> dict[str, dict[str, str]]:
+def _report_groups(figures: Row) -> dict[str, dict[str, str]]:
     """What the report says of a call, for the groups that its nodes make; `""` is the whole graph."""
     found: dict[str, dict[str, str]] = {}
     phases = sorted({node["origin"]["phase"] for node in figures["program"]["nodes"]})
     named = ("path", "index", "depth")
     for row, call in zip(figures["rows"], figures["program"]["calls"], strict=True):
         told = {
-            key: _figure(value) if isinstance(value, (int, float)) else str(value)
+            key: _figure_in_words(value) if isinstance(value, (int, float)) else str(value)
             for key, value in row.items()
         }
         texts = {key.replace("_", " "): text for key, text in told.items() if key not in named}

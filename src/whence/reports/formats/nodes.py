@@ -27,7 +27,7 @@ class Drawn:
     def reads(self) -> list[str]:
         """The nodes that it reads, in order, one twice where it stands twice."""
         around = self.name.removesuffix(self.row["name"])
-        return [f"{around}{name}" for name in _names([self.row["args"], self.row["kwargs"]])]
+        return [f"{around}{name}" for name in _names_inside([self.row["args"], self.row["kwargs"]])]
 
 
 def drawn(
@@ -56,14 +56,14 @@ def by_graph(nodes: Sequence[Drawn]) -> dict[str, list[Drawn]]:
     return found
 
 
-def _names(value: Any) -> Iterator[str]:
+def _names_inside(value: Any) -> Iterator[str]:
     if isinstance(value, Mapping):
         if set(value) == {"node"}:
             yield value["node"]
         else:
-            yield from (name for held in value.values() for name in _names(held))
+            yield from (name for held in value.values() for name in _names_inside(held))
     elif isinstance(value, list):
-        yield from (name for held in value for name in _names(held))
+        yield from (name for held in value for name in _names_inside(held))
 
 
 def forward_of(node: Drawn, nodes: Sequence[Drawn]) -> str:

@@ -136,11 +136,11 @@ def memory_in(storages: Storages) -> Memory:
     peak, at = top[0], -top[1]
     node = storages.nodes[at]
     return Memory(
-        kept=tuple(sorted(_kept(storages), key=lambda row: (-row.bytes, row.node))),
+        kept=tuple(sorted(_storages_kept(storages), key=lambda row: (-row.bytes, row.node))),
         peak=peak,
         at=node.name,
         where=str(place_of(node)),
-        parts=_parts(storages, at),
+        parts=_memory_by_part(storages, at),
         timeline=tuple(timeline),
         gaps=_gaps(storages),
         formulas=formulas,
@@ -162,7 +162,7 @@ def _gaps(storages: Storages) -> dict[str, int]:
     return dict(found)
 
 
-def _kept(storages: Storages) -> Iterator[Kept]:
+def _storages_kept(storages: Storages) -> Iterator[Kept]:
     for base, readings in storages.readings.items():
         maker, source, node = readings[0]
         yield Kept(
@@ -178,7 +178,7 @@ def _kept(storages: Storages) -> Iterator[Kept]:
         )
 
 
-def _parts(storages: Storages, at: int) -> dict[str, int]:
+def _memory_by_part(storages: Storages, at: int) -> dict[str, int]:
     program = storages.program
     rows = (*program.signature.inputs, *program.signature.attributes)
     kinds = {row.name: _KINDS.get(row.kind, "inputs") for row in rows}

@@ -131,7 +131,11 @@ def _borders(found: After, old: WorkingCopy) -> Iterator[tuple[str, fx.Node]]:
     named = {node: name for node in now for name in (str(node.target), node.name) if name in names}
     if not named and len(now) == len(inputs):
         pairs = zip(now, inputs, strict=True)
-        yield from ((before.name, node) for node, before in pairs if _layout(node) == _layout(before))
+        yield from (
+            (before.name, node)
+            for node, before in pairs
+            if _shape_and_dtype(node) == _shape_and_dtype(before)
+        )
     yield from ((name, node) for node, name in named.items())
     yield from ((node.name, found.graph.output_node()) for node in old.nodes.values() if node.op == "output")
 
@@ -169,7 +173,7 @@ def _ends(name: str, later: Mapping[str, list[str]], present: Mapping[str, fx.No
 def _look(found: After, old: WorkingCopy) -> None:
     """Replacements that are seen: another node at the same argument of a node that is still there."""
     for name, node in found.kept.items():
-        earlier, now = (list(_leaves((each.args, each.kwargs))) for each in (old.nodes[name], node))
+        earlier, now = (list(_flat_argument((each.args, each.kwargs))) for each in (old.nodes[name], node))
         if len(earlier) != len(now):
             continue
         for source, reads in zip(earlier, now, strict=True):
@@ -177,15 +181,15 @@ def _look(found: After, old: WorkingCopy) -> None:
                 found.stands.setdefault(source.name, {})[reads] = None
 
 
-def _leaves(argument: Any) -> Iterator[Any]:
+def _flat_argument(argument: Any) -> Iterator[Any]:
     if isinstance(argument, (list, tuple)):
         for item in argument:
-            yield from _leaves(item)
+            yield from _flat_argument(item)
     elif isinstance(argument, Mapping):
         for item in argument.values():
-            yield from _leaves(item)
+            yield from _flat_argument(item)
     elif isinstance(argument, slice):
-        yield from _leaves((argument.start, argument.stop, argument.step))
+        yield from _flat_argument((argument.start, argument.stop, argument.step))
     else:
         yield argument
 
@@ -222,10 +226,10 @@ def _believe_copies(found: After, old: WorkingCopy) -> None:
             carrying.setdefault(name, []).append(node)
     for name, nodes in carrying.items():
         last = [node for node in nodes if not any(user in nodes for user in node.users)]
-        if len(last) == 1 and _layout(last[0]) == _layout(old.nodes[name]):
+        if len(last) == 1 and _shape_and_dtype(last[0]) == _shape_and_dtype(old.nodes[name]):
             found.stands[name] = {last[0]: None}
 
 
-def _layout(node: fx.Node) -> Any:
+def _shape_and_dtype(node: fx.Node) -> Any:
     value = node.meta.get("val")
     return (getattr(value, "shape", None), getattr(value, "dtype", None))

@@ -51,7 +51,7 @@ class NamesNow:
 def carried(program: P, old: WorkingCopy, now: After, module: fx.GraphModule, sources: NodeSources) -> P:
     """The program over the graph that a pass left, whose new nodes come from these `sources`."""
     names = NamesNow(old, now)
-    outputs = tuple(_outputs(program, now))
+    outputs = tuple(_outputs_carried(program, now))
     calls = replace(program.calls, rows=tuple(_call(row, names) for row in program.calls.rows))
     held = {row.of: row.node for row in outputs if row.kind is OutputKind.MUTATION}
     write_facts(now.graph, _facts(program, now, names, held, sources))
@@ -84,7 +84,7 @@ def _facts(
         },
         unclear=facts.unclear | _unclear(program, adjoints, names),
         histories={name: _history(names, values, held.get(name)) for name, values in facts.histories.items()},
-        written=_written(program, names),
+        written=_later_values(program, names),
         differentiable=frozenset(names.all(tuple(facts.differentiable))),
         straight_through=frozenset(names.all(tuple(facts.straight_through))),
         turned_on=frozenset(_within(facts.turned_on, now, sources)),
@@ -99,7 +99,7 @@ def _within(marked: frozenset[str], now: After, sources: NodeSources) -> Iterato
     yield from (node.name for node, names in sources.of.items() if marked.issuperset(names))
 
 
-def _written(program: FlatProgram, names: NamesNow) -> dict[str, tuple[str, ...]]:
+def _later_values(program: FlatProgram, names: NamesNow) -> dict[str, tuple[str, ...]]:
     """The later values of what is written in between: those of values that became one are one row."""
     merged: dict[str, tuple[str, ...]] = {}
     for name, values in program.facts.written.items():
@@ -110,7 +110,7 @@ def _written(program: FlatProgram, names: NamesNow) -> dict[str, tuple[str, ...]
     return merged
 
 
-def _outputs(program: FlatProgram, now: After) -> Iterator[Output]:
+def _outputs_carried(program: FlatProgram, now: After) -> Iterator[Output]:
     for row, value in zip(program.signature.outputs, returned(now.graph) or (), strict=True):
         yield replace(row, node=value.name) if isinstance(value, fx.Node) else row
 

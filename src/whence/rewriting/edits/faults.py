@@ -27,7 +27,7 @@ _FLAT = "write the operation itself, as call_function: a program hides none in m
 
 def faults_of(old: WorkingCopy, now: After, sources: NodeSources) -> list[Broken]:
     """Everything that is wrong with the graph after a pass."""
-    rules = (_inputs, _outputs, _kinds, _order, _draws)
+    rules = (_broken_inputs, _broken_outputs, _kinds, _order, _draws)
     lost = _bare(sources) if now.is_bare else _lost(sources)
     return [*lost, *(fault for rule in rules for fault in rule(old, now))]
 
@@ -49,7 +49,7 @@ def _bare(sources: NodeSources) -> Iterator[Broken]:
         yield Broken(what, nodes[0].name, _TRACE)
 
 
-def _inputs(old: WorkingCopy, now: After) -> Iterator[Broken]:
+def _broken_inputs(old: WorkingCopy, now: After) -> Iterator[Broken]:
     kept = {node: name for name, node in now.kept.items()}
     found = [node for node in now.graph.nodes if node.op == "placeholder"]
     rows = [row.name for row in old.program.signature.inputs]
@@ -65,7 +65,7 @@ def _inputs(old: WorkingCopy, now: After) -> Iterator[Broken]:
         yield Broken("the inputs are in another order", None, _PLACEHOLDERS)
 
 
-def _outputs(old: WorkingCopy, now: After) -> Iterator[Broken]:
+def _broken_outputs(old: WorkingCopy, now: After) -> Iterator[Broken]:
     earlier, later = returned(old.program.graph) or (), returned(now.graph)
     rows = old.program.signature.outputs
     if later is None or len(later) != len(earlier):

@@ -117,7 +117,7 @@ def assemble(
     return FlatProgram(
         graph_module=graph_module(session.recorder.nested, graph, subject.name),
         signature=signature,
-        calls=replace(_calls(recorded, names), entry=int(subject.is_module), preserved=preserved),
+        calls=replace(_call_rows(recorded, names), entry=int(subject.is_module), preserved=preserved),
         convention=_convention(subject, example, recorded, asked),
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded, signature.wholes)),
@@ -362,7 +362,7 @@ def _preserved(recorded: Recorded, example: Example, subject: Subject) -> frozen
     return preserved_calls(calls, example.preserve, int(subject.is_module))
 
 
-def _calls(recorded: Recorded, names: "_Names") -> Calls:
+def _call_rows(recorded: Recorded, names: "_Names") -> Calls:
     log = recorded.session.log
     scopes = log.scopes
     rows = [

@@ -86,14 +86,14 @@ def _site(sites: Sequence[CallSite], scope: int) -> tuple[CallSite, ...]:
     return (sites[scope],) if scope != PROGRAM else ()
 
 
-def _place(sites: Sequence[CallSite], scope: int) -> CallSite | None:
+def _call_of_scope(sites: Sequence[CallSite], scope: int) -> CallSite | None:
     return sites[scope] if scope != PROGRAM else None
 
 
 def seen(sites: Sequence[CallSite], log: Log, node: fx.Node) -> Origin:
     """The origin of an operation that ran while its call did."""
     mark = log.marks[node]
-    place = _place(sites, mark.scope)
+    place = _call_of_scope(sites, mark.scope)
     return Origin(
         mark.phase, _site(sites, mark.scope), mark.quality, mark.source, place=place, hook=mark.hook
     )
@@ -112,7 +112,7 @@ def _of_step(
         log.marks[maker].quality if maker else Quality.EXACT,
         source,
         forward=maker.name if maker else None,
-        place=_place(sites, scope),
+        place=_call_of_scope(sites, scope),
         recomputed=mark.recomputed,
         hook=mark.hook,
     )
@@ -120,7 +120,7 @@ def _of_step(
 
 def _of_sum(sites: Sequence[CallSite], total: Sum) -> Origin:
     calls = tuple(dict.fromkeys(sites[scope] for scope in total.contributors if scope != PROGRAM))
-    return Origin(Phase.BACKWARD, calls, Quality.ACCUMULATED, place=_place(sites, total.place))
+    return Origin(Phase.BACKWARD, calls, Quality.ACCUMULATED, place=_call_of_scope(sites, total.place))
 
 
 def attribute_rest(log: Log, sites: Sequence[CallSite], gradients: GradientSums, *, since: int = 0) -> None:
@@ -140,7 +140,7 @@ def attribute_rest(log: Log, sites: Sequence[CallSite], gradients: GradientSums,
         is_seed = mark.hook is None and (following is log.steps[0] if log.steps else True)
         scope = PROGRAM if is_seed or following is None else log.scope_of(following.node)
         quality = Quality.EXACT if is_seed else Quality.INFERRED
-        place = _place(sites, scope)
+        place = _call_of_scope(sites, scope)
         origin = Origin(
             Phase.BACKWARD, _site(sites, scope), quality, mark.source, place=place, hook=mark.hook
         )

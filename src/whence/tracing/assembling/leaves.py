@@ -28,7 +28,7 @@ def mark_leaves(
         if isinstance(result, Tensor) and result.requires_grad and not is_composed(result)
         if node is not None and node.op != "placeholder"
     ]
-    made = {id(leaf) for leaf in _leaves([result for result, _ in tensors], recorder)}
+    made = {id(leaf) for leaf in _leaves_behind([result for result, _ in tensors], recorder)}
     made -= {*map(id, given), *recorder.adopted.nodes}
     if not made:
         return False
@@ -41,7 +41,7 @@ def mark_leaves(
     return any(returned & (leaves - {id(result)}) for (result, _), leaves in rows)
 
 
-def _leaves(results: Sequence[Tensor], recorder: Recorder) -> list[Tensor]:
+def _leaves_behind(results: Sequence[Tensor], recorder: Recorder) -> list[Tensor]:
     """Leaves that results depend on, or are, and that no input or state of the model is."""
     own = [result for result in results if history_of(result) is None]
     known = ((leaf, recorder.node_of(leaf)) for leaf in (*own, *leaves_below(results)))

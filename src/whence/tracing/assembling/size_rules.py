@@ -113,7 +113,7 @@ def _rules(settled: Settled, leaves: Sequence[Any]) -> tuple[tuple[Reading, ...]
         elif wish.freedom is not Freedom.NAMED and isinstance(size, str):
             rules += _declared_bounds(at, wish, reading.name)
     rules += [rule for found in settled.decisions if (rule := _decided(settled, found)) is not None]
-    rules += _filled(settled)
+    rules += _filled_sizes(settled)
     return tuple(hidden), tuple(_without_repeats(rules))
 
 
@@ -153,7 +153,7 @@ def _decided(settled: Settled, found: "Found") -> SizeRule | None:
     return SizeRule(tuple(concerned), found.text, found.words, asker(found.decision))
 
 
-def _filled(settled: Settled) -> Iterator[SizeRule]:
+def _filled_sizes(settled: Settled) -> Iterator[SizeRule]:
     for symbol, (module, source) in settled.environment.filled.items():
         name = settled.environment.spelled(symbol)
         concerned = tuple(at for at, known in settled.names.items() if known == name)

@@ -39,8 +39,8 @@ def refuse_less(
         for at, found in less.items()
     )
     wishes = dict(dynamic.wishes) | {at: found.wish for at, found in less.items()}
-    error = SpecialisedShapes(_WHAT, remedy=_remedy(rows, _written(dynamic.layout, wishes)))
-    error.faults = tuple(Fault(str(row), _place(row.by)) for row in rows)
+    error = SpecialisedShapes(_WHAT, remedy=_remedy(rows, _layout_in_words(dynamic.layout, wishes)))
+    error.faults = tuple(Fault(str(row), _place_of_asker(row.by)) for row in rows)
     error.dimensions = rows
     error.suggested = _suggested(dynamic.layout, wishes, {})
     raise error
@@ -171,7 +171,7 @@ def _question(environment: "SizeEnvironment", decision: "Decision | None", symbo
 _WHAT = "the model does not allow all sizes that dynamic_shapes asks for"
 
 
-def _place(by: Asker) -> Place:
+def _place_of_asker(by: Asker) -> Place:
     module = None if by.module is None else str(by.module)
     return Place(module, None if by.source is None else str(by.source))
 
@@ -197,12 +197,12 @@ def _suggested(layout: Layout, wishes: Mapping[Dimension, DimWish], roots: dict[
     return found.get(None, found or None)
 
 
-def _written(layout: Layout, wishes: Mapping[Dimension, DimWish]) -> str:
+def _layout_in_words(layout: Layout, wishes: Mapping[Dimension, DimWish]) -> str:
     if isinstance(layout, dict):
-        rows = (f"{key!r}: {_written(inside, wishes)}" for key, inside in layout.items())
+        rows = (f"{key!r}: {_layout_in_words(inside, wishes)}" for key, inside in layout.items())
         return f"{{{', '.join(rows)}}}"
     if isinstance(layout, list):
-        return f"[{', '.join(_written(inside, wishes) for inside in layout)}]"
+        return f"[{', '.join(_layout_in_words(inside, wishes) for inside in layout)}]"
     found = {dim: written(wish) for dim, wish in _of_leaf(layout, wishes)}
     rows = (f"{dim}: {text}" for dim, text in found.items())
     return found.get(None, f"{{{', '.join(rows)}}}" if found else "None")

@@ -159,7 +159,7 @@ class Branches:
         with recording_paused():
             functional = functionalize(recorder.graph, recorder.sizes)
             final = [functional.final(node) if isinstance(node, fx.Node) else node for node in nodes]
-        module = _finished(recorder, tree_unflatten(final, spec))
+        module = _finished_branch(recorder, tree_unflatten(final, spec))
         let_play(module, self.playing)
         return module
 
@@ -394,8 +394,8 @@ class _ClosureConversion:
             if all(isinstance(value, Tensor) for value in values):
                 continue
             first = values[0]
-            if not all(_is_same(value, first) for value in values):
-                told = " or ".join(map(_told, values))
+            if not all(_is_same_constant(value, first) for value in values):
+                told = " or ".join(map(_constant_in_words, values))
                 why = f"its functions return {told}: what is no tensor must be the same in each"
                 raise self.branches.refused(self.operator, why, "return a tensor that holds the number")
             found[at] = first
@@ -448,7 +448,7 @@ class _ClosureConversion:
             raise self._refused("a function writes in place without gradients to what has one")
         order = [node.name for node in (*seen.nodes, *read)]
         returned = final[0] if lone else tuple(x for at, x in enumerate(final) if at not in constants)
-        module = _finished(recorder, returned)
+        module = _finished_branch(recorder, returned)
         order_placeholders(module.graph, order)
         return module
 
@@ -462,7 +462,7 @@ class _ClosureConversion:
             )
 
 
-def _finished(recorder: BranchRecorder, returned: Any) -> fx.GraphModule:
+def _finished_branch(recorder: BranchRecorder, returned: Any) -> fx.GraphModule:
     graph = recorder.graph
     graph.output(returned)
     drop_unused(
@@ -486,10 +486,10 @@ def _names(function: Any, count: int) -> list[str]:
     return names if len(names) == count else [f"arg_{at}" for at in range(count)]
 
 
-def _is_same(value: Any, other: Any) -> bool:
+def _is_same_constant(value: Any, other: Any) -> bool:
     """Whether two constants are of one type, and equal; numbers that follow from sizes are none."""
     return not isinstance(value, (Tensor, *SYMBOLIC)) and type(value) is type(other) and value == other
 
 
-def _told(value: Any) -> str:
+def _constant_in_words(value: Any) -> str:
     return "a tensor" if isinstance(value, Tensor) else repr(value)

@@ -97,7 +97,7 @@ def data_dependent(
     operation: object, function: object, values: Sequence[Value], where: Place, *, inside: bool = False
 ) -> DataDependent:
     """The error for values that were needed; `inside` a function that an operator runs nothing decides."""
-    asked, need = _read(operation, function)
+    asked, need = _need_of(operation, function)
     named = " and ".join(dict.fromkeys(value.name for value in values)) or "a tensor"
     made = dict.fromkeys(value.made for value in values if value.made)
     return DataDependent(
@@ -164,7 +164,7 @@ def _size_unknown(condition: str, names: Sequence[str], where: Place) -> DataDep
 _GIVEN = "a number read from a tensor, or the size of a result of nonzero, unique or indexing with a mask"
 
 
-def _read(operation: object, function: object) -> tuple[str, Need]:
+def _need_of(operation: object, function: object) -> tuple[str, Need]:
     name = getattr(function, "__name__", short_name(operation))
     if has_size_of_data(operation):
         return f"{_SIZES.get(name, name)}, whose result has a size that depends on data,", Need.SIZE
@@ -188,8 +188,8 @@ def _tensors_in(value: object) -> Iterator[Tensor]:
 def value_of(node: fx.Node, computed: Place, inputs: Mapping[fx.Node, str]) -> Value:
     """Which operation, on which line and in which module, made a value, and from what."""
     if node.op == "placeholder":
-        return Value(_input(node, inputs))
-    roots = dict.fromkeys(_input(root, inputs) for root in _roots(node))
+        return Value(_input_in_words(node, inputs))
+    roots = dict.fromkeys(_input_in_words(root, inputs) for root in _roots(node))
     wanted = [text for text in roots if text.startswith(INPUT)] or list(roots)
     shown = ", ".join(wanted[:_SHOWN]) + (", …" if len(wanted) > _SHOWN else "")
     made = [line(node), *([f"computed {computed}"] if str(computed) else [])]
@@ -200,7 +200,7 @@ INPUT = "the input"
 """How a user's input is described, to be told from state."""
 
 
-def _input(node: fx.Node, inputs: Mapping[fx.Node, str]) -> str:
+def _input_in_words(node: fx.Node, inputs: Mapping[fx.Node, str]) -> str:
     return inputs.get(node, f"{node.name}, a tensor from outside the model")
 
 

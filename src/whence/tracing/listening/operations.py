@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from whence._torch.autograd.nodes import inside_backward
-from whence._torch.observe.hooks import described
+from whence._torch.observe.hooks import hook_in_words
 from whence._torch.operators.schemas import draws
 from whence._torch.record.recorder import Recorder
 from whence._torch.refusals import hook_kept
@@ -88,5 +88,5 @@ class Operations:
         held = None if node is None else log.inputs.get(node)
         if (is_parameter := isinstance(tensor, nn.Parameter)) or held is not None:
             where = self.run.places.here()
-            raise hook_kept(described(hook), held or "a parameter", where, is_parameter=is_parameter)
-        log.add(Lost(f"the gradient hook {described(hook)}"))
+            raise hook_kept(hook_in_words(hook), held or "a parameter", where, is_parameter=is_parameter)
+        log.add(Lost(f"the gradient hook {hook_in_words(hook)}"))

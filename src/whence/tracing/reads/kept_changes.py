@@ -74,7 +74,7 @@ class ContainerSnapshot:
                 rows = [(name, value) for name, value in held.items() if before.get(name, read) is not value]
                 yield from (Change(read.holder, name, copy_of(value)) for name, value in rows)
             elif read.name not in held:
-                yield from _registered(read, held)
+                yield from _registrations(read, held)
                 if was_held:
                     yield Change(read.holder, read.name, None, is_there=False)
             elif not self._is_as_at_start(read, held[read.name]) and (
@@ -99,7 +99,7 @@ class ContainerSnapshot:
         return all(content.is_unchanged for content in self._contents.get(id(value), ()))
 
 
-def _registered(read: Read, held: Mapping[str, Any]) -> Iterator[Change]:
+def _registrations(read: Read, held: Mapping[str, Any]) -> Iterator[Change]:
     """A table of a module that got what was looked for in vain."""
     table = next((name for name in TABLES if read.name in held.get(name, ())), None)
     if table is not None and not read.is_there:

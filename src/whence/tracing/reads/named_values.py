@@ -215,7 +215,7 @@ class NamedValues:
         return not issubclass(type(value), _NOT_ENTERED) and not self._is_inside(value)
 
     def _parts(self, found: Outside, spelling: CodeWords) -> Iterator[Outside]:
-        return parts_of(found, spelling)
+        return values_held(found, spelling)
 
     def _is_new(self, key: object, alive: object) -> bool:
         if key in self._seen:
@@ -283,7 +283,7 @@ def _with_methods(kind: type, spelling: CodeWords) -> CodeWords:
     return spelling
 
 
-def parts_of(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
+def values_held(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     """What a value holds that code may ask for."""
     value, kind = found.value, type(found.value)
     if issubclass(kind, ModuleType):
@@ -292,7 +292,7 @@ def parts_of(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     elif issubclass(kind, type):
         yield from _of_class(value, spelling)
     elif isinstance(value, _CALLING):
-        for position, part in enumerate(_behind(value)):
+        for position, part in enumerate(_things_behind(value)):
             step = partial(part_behind, position=position)
             path = f"{found.path}{_access_behind(value, position)}"
             yield Outside(path, found.root, (*found.way, step), part)
@@ -434,10 +434,10 @@ def _access_behind(thing: Any, position: int) -> str:
 
 def part_behind(thing: Any, position: int) -> Any:
     """One of what is behind a callable; raises `LookupError` where something else has taken its place."""
-    return _behind(thing)[position]
+    return _things_behind(thing)[position]
 
 
-def _behind(thing: Any) -> tuple[Any, ...]:
+def _things_behind(thing: Any) -> tuple[Any, ...]:
     return (thing(),) if isinstance(thing, ref) else behind(thing)
 
 

@@ -29,7 +29,7 @@ def facts_of(found: Outside) -> Iterator[Outside]:
     held = own_attributes(module)
     yield Outside(f"the class of {found.path}", found.root, (*found.way, type), type(module))
     for name in ("training", "forward"):
-        yield _attribute(found, name)
+        yield _attribute_of_module(found, name)
     for table in TABLES:
         yield _on(found, f"the names in {found.path}.{table}", table, tuple, tuple(held[table]))
     for table in TABLES[:2]:
@@ -39,7 +39,7 @@ def facts_of(found: Outside) -> Iterator[Outside]:
         yield _on(found, f"how many {words}s {found.path} has", table, len, len(held[table]))
     for name, value in held.items() if is_library(type(module).__module__) else ():
         if name not in OF_MODULES and (type(value) in PLAIN or is_solid(value)):
-            yield _attribute(found, name)
+            yield _attribute_of_module(found, name)
 
 
 def children_of(found: Outside) -> Iterator[Outside]:
@@ -49,7 +49,7 @@ def children_of(found: Outside) -> Iterator[Outside]:
             yield _on(found, f"{found.path}.{name}", "_modules", itemgetter(name), child)
 
 
-def _attribute(found: Outside, name: str) -> Outside:
+def _attribute_of_module(found: Outside, name: str) -> Outside:
     step: Callable[[Any], Any] = partial(static_attribute, name=name)
     return Outside(f"{found.path}.{name}", found.root, (*found.way, step), step(found.value))
 

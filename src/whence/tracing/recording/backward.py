@@ -82,7 +82,7 @@ def differentiate(
     running.pass_begins([gradient_key(start.tensor) for start in starts])
     with session.run.places.blaming("the backward"):
         gradients = _gradients(session, starts, wanted)
-    return _finished(
+    return _finished_backward(
         session, starts, wanted, gradients, None if loss is None else session.tensors.known(loss)
     )
 
@@ -193,7 +193,7 @@ def _start(session: Session, output: Tensor, at: int) -> _Start:
     return _Start(output, gradient, tuple(enumerate(nodes, at)), tuple(zip(values, nodes, strict=True)))
 
 
-def _finished(
+def _finished_backward(
     session: Session,
     starts: Sequence[_Start],
     wanted: Sequence[_Wanted],

@@ -79,7 +79,7 @@ class ModuleCalls:
             yield ObservedCall(_ignore, (answer,))
         elif isinstance(decision, Watched):
             with self.replay.trials.watched(module, scope, decision) as returned:
-                yield ObservedCall(partial(_told, (gave, returned)))
+                yield ObservedCall(partial(_telling_all, (gave, returned)))
         else:
             yield ObservedCall(gave)
 
@@ -109,7 +109,7 @@ class ModuleCalls:
             yield
 
 
-def _told(listeners: Sequence[Callable[[Any], None]], result: Any) -> None:
+def _telling_all(listeners: Sequence[Callable[[Any], None]], result: Any) -> None:
     """Tell several of what a call returned, in order."""
     for listener in listeners:
         listener(result)

@@ -207,7 +207,7 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
             run.reads.reachable.loss(backward)
         result = run_subject(session, subject, prepared.arguments)
         returned = changed_and_returned(subject, given, result)
-        loss = _loss(session, backward, result) if callable(backward) else None
+        loss = _computed_loss(session, backward, result) if callable(backward) else None
         recorded = replace(forward_half(session, subject, prepared, result), returned=returned)
         if backward is True:
             refuse_returned_parameters(subject, prepared, recorded.result_nodes)
@@ -330,7 +330,7 @@ def run_subject(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...
         return subject.call(*args, **kwargs)
 
 
-def _loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
+def _computed_loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
     session.log.add(LossHolds(tensors_of_loss(loss_function, session.run.subject)))
     with session.run.places.blaming("the loss function"):
         loss = loss_function(result)
@@ -369,7 +369,7 @@ def forward_half(session: Session, subject: Subject, prepared: Prepared, result:
     _refuse_results(subject, whole_leaves(result))
     session.tensors.note_wholes(result)
     leaves, spec = tree_flatten(result)
-    leaves = [number_of(leaf) if _is_number(leaf) else leaf for leaf in leaves]
+    leaves = [number_of(leaf) if _is_open_number(leaf) else leaf for leaf in leaves]
     nodes = tuple(session.tensors.held(leaf) for leaf in leaves)
     placeholders = {id(row.tensor): node for row, node in prepared.state}
     return Recorded(
@@ -390,7 +390,7 @@ def forward_half(session: Session, subject: Subject, prepared: Prepared, result:
     )
 
 
-def _is_number(leaf: Any) -> bool:
+def _is_open_number(leaf: Any) -> bool:
     return isinstance(leaf, SYMBOLIC) and not (is_recorded(leaf) or is_symbolic(leaf))
 
 

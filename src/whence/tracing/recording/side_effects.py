@@ -41,7 +41,9 @@ class SideEffects:
         self._sources = session.run.reads.reachable.sources
         self._random_states = session.run.random_states
         self._fills_gradients = session.fills_gradients
-        self._gradients = [(row, row.tensor.grad, _writes(row.tensor.grad)) for row in self._subject.state]
+        self._gradients = [
+            (row, row.tensor.grad, _write_count(row.tensor.grad)) for row in self._subject.state
+        ]
         self._generators = states()
         self._moved: dict[Kind, object] = {}
         self._recorded: dict[Kind, object] = {}
@@ -63,7 +65,7 @@ class SideEffects:
         written = [
             str(row.paths[0])
             for row, gradient, writes in ([] if self._fills_gradients else self._gradients)
-            if row.tensor.grad is not gradient or _writes(gradient) != writes
+            if row.tensor.grad is not gradient or _write_count(gradient) != writes
         ]
         faults = [_wrote_gradients(self._subject, written)] if written else []
         set_by_model = self._random_states.faults()
@@ -148,7 +150,7 @@ class SideEffects:
 _MODULES: dict[Kind, str] = {"python": "random", "numpy": "numpy.random"}
 
 
-def _writes(gradient: Tensor | None) -> int:
+def _write_count(gradient: Tensor | None) -> int:
     return 0 if gradient is None else writes_to(gradient)
 
 
@@ -190,7 +192,7 @@ def take_out_kept(session: Session) -> None:
     kept.clear()
     gc.collect()
     if any(tensor() is not None for tensor in alive):
-        raise _kept(session.run.subject, names, holders)
+        raise _keeps_tensors(session.run.subject, names, holders)
     warnings.warn(
         f"an object, a global or a cache kept tensors of the capture: {names}; they are removed. "
         "A captured program does not repeat that: return them; where they fill a cache, run the model "
@@ -220,7 +222,7 @@ def _collect_while(held: Callable[[], bool]) -> None:
         gc.collect(generation)
 
 
-def _kept(subject: Subject, names: str, holders: Sequence[str]) -> LostState:
+def _keeps_tensors(subject: Subject, names: str, holders: Sequence[str]) -> LostState:
     by = " and ".join(f"a {kind}" for kind in holders) or "something"
     return LostState(
         f"{by} that nobody can look into keeps tensors of the capture: {names}",

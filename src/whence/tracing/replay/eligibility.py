@@ -60,7 +60,7 @@ def attempted(
     `differentiates` says whether the capture records the backward, too.
     """
     log = recording.log
-    nodes, called = log.order[trial.start.position :], _called(trial, log)
+    nodes, called = log.order[trial.start.position :], _modules_called(trial, log)
     for objection in chain(
         _about_what_ran(trial, nodes, called, log, differentiates=differentiates),
         _about_functions(trial, outcome, differentiates=differentiates),
@@ -83,7 +83,7 @@ def _tensors_behind(trial: WatchedCall, recording: Recording) -> dict[fx.Node, T
     return found | {node: leaf for node, leaf in given if node is not None}
 
 
-def _called(trial: WatchedCall, log: Log) -> tuple[nn.Module, ...]:
+def _modules_called(trial: WatchedCall, log: Log) -> tuple[nn.Module, ...]:
     scopes = log.scopes[trial.scope :]
     return tuple({id(scope.module): scope.module for scope in scopes if scope.module is not None}.values())
 
@@ -129,7 +129,9 @@ def _about_arguments(trial: WatchedCall, outcome: Outcome) -> Iterator[str]:
                 yield "it sets attributes on a tensor"
         elif not is_plain_constant(leaf) and not isinstance(leaf, SYMBOLIC):
             yield f"it is given or returns a {type(leaf).__name__}"
-    known = {id(container) for container in containers_in((given.args, given.kwargs, _values(trial.seen)))}
+    known = {
+        id(container) for container in containers_in((given.args, given.kwargs, _values_read(trial.seen)))
+    }
     if any(id(container) in known or container in trial.variables.reached for container in returned):
         yield "it returns a container that it does not make"
 
@@ -157,11 +159,11 @@ def _about_variables(trial: WatchedCall) -> Iterator[str]:
     if trial.caller is not None and trial.variables.ran(trial.caller):
         yield "it runs the function that calls it"
     yield from trial.variables.doubtful(
-        [*(type(module) for module, _ in trial.attributes), *_values(trial.seen)]
+        [*(type(module) for module, _ in trial.attributes), *_values_read(trial.seen)]
     )
 
 
-def _values(seen: ReadsSeen) -> list[Any]:
+def _values_read(seen: ReadsSeen) -> list[Any]:
     return [read.value for read, _ in seen.reads.values()]
 
 
@@ -195,7 +197,7 @@ def _tensor_behind(source: fx.Node, tensors: Mapping[fx.Node, Tensor], log: Log)
 
 
 def _about_memory(nodes: Sequence[fx.Node], border: Border, recording: Recording) -> Iterator[str]:
-    memory = _memory if recording.recorder.environment is None else memory_of(nodes)
+    memory = _memory_shared if recording.recorder.environment is None else memory_of(nodes)
     given = {memory(node) for node, _ in border.inputs}
     for node in nodes:
         if any(memory(source) in given for source in written_nodes(node)):
@@ -205,7 +207,7 @@ def _about_memory(nodes: Sequence[fx.Node], border: Border, recording: Recording
         yield "it returns views of its arguments, or of one another"
 
 
-def _memory(node: fx.Node) -> object:
+def _memory_shared(node: fx.Node) -> object:
     """What tensors share that look into one memory."""
     return storage_of(node.meta["val"])
 

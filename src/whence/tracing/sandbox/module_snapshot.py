@@ -153,17 +153,19 @@ def _losses(kept: ModuleCopy, lines: Lines, line_of: Callable[[Tensor], str | No
         if (id(kept.module), name) in lines.by_torch:
             continue
         if value is not kept.attributes.get(name) and contains_fakes(value):
-            yield _loss(kept, name, value, lines, line_of)
+            yield _loss_of_attribute(kept, name, value, lines, line_of)
     for content in kept.changed():
         known = {id(value) for value in values_of(content.before)}
         for key, value in _items(content.thing):
             reassigned = content.path == "_buffers" and key in content.before
             if id(value) not in known and contains_fakes(value) and not reassigned:
                 registered = content.path in TABLES
-                yield _loss(kept, str(key) if registered else content.path, value, lines, line_of)
+                yield _loss_of_attribute(
+                    kept, str(key) if registered else content.path, value, lines, line_of
+                )
 
 
-def _loss(
+def _loss_of_attribute(
     kept: ModuleCopy, name: str, value: Any, lines: Lines, line_of: Callable[[Tensor], str | None]
 ) -> Loss:
     line = lines.attributes.get((id(kept.module), name))

@@ -42,7 +42,7 @@ def attribute_step(recorded: RecordedStep, step: StepNotes) -> GradientSums:
         found = GradientSums({**found.arrivals, **gradients.arrivals}, {**found.sums, **gradients.sums})
     for rehearsal in recorded.session.replay.records.rehearsals():
         attribute_steps(rehearsal.log, sites, rehearsal.gradients, makers)
-    calls = _calls(recorded)
+    calls = _first_calls(recorded)
     for node, owner in _owners(recorded, step):
         mark = log.marks[node]
         named = calls.get(owner, ()) if owner is not None else ()
@@ -50,7 +50,7 @@ def attribute_step(recorded: RecordedStep, step: StepNotes) -> GradientSums:
     return found
 
 
-def _calls(recorded: RecordedStep) -> dict[fx.Node, tuple[CallSite, ...]]:
+def _first_calls(recorded: RecordedStep) -> dict[fx.Node, tuple[CallSite, ...]]:
     """For each parameter the first call of its module, or of the nearest around it that was called."""
     first: dict[ModulePath, CallSite] = {}
     for scope in recorded.session.log.scopes[1:]:

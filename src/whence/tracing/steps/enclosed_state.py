@@ -135,7 +135,7 @@ def enclosed_by(step: Callable[..., Any]) -> Enclosed:
     """Look at what a step closes over."""
     variables = [row for function in functions_of(step) for row in variables_of(function)]
     held = {row.path: row.before for row in variables} | dict(owners_of(step))
-    held |= dict(_inside(held))
+    held |= dict(_schedules_held(held))
     held |= dict(_chained(held))
     things: dict[int, tuple[str, Any]] = {}
     owners = {id(owner) for _, owner in owners_of(step) if isinstance(owner, nn.Module)}
@@ -167,7 +167,7 @@ def _identity(row: Saved) -> int:
     return hash((id(row.thing.namespace), row.thing.name)) if row.kind is VARIABLE else id(row.thing)
 
 
-def _inside(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _schedules_held(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """PyTorch's schedules and scalers that objects hold: nobody watches the code of theirs that runs."""
     for name, owner in held.items():
         inner = own_attributes(owner) if has_state(owner) and has_attributes(owner) else {}
@@ -197,7 +197,7 @@ def begin_scales(step: Callable[..., Any], device: torch.device) -> None:
 def _scalers_of(step: Callable[..., Any]) -> Iterator[GradScaler]:
     held = {row.path: row.before for function in functions_of(step) for row in variables_of(function)}
     held |= dict(owners_of(step))
-    values = (*held.values(), *(value for _, value in _inside(held)))
+    values = (*held.values(), *(value for _, value in _schedules_held(held)))
     return (value for value in values if isinstance(value, GradScaler))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
-from whence._torch.observe.hooks import described
+from whence._torch.observe.hooks import hook_in_words
 from whence._torch.observe.training_steps import (
     Optimizers,
     all_members_of,
@@ -43,7 +43,7 @@ from whence.program.arguments.optimizer_arguments import (
     Way,
     frame_of,
     is_number,
-    parts_of,
+    state_parts,
 )
 from whence.tracing.steps.enclosed_state import has_state
 from whence.tracing.target.subject import StateTensor, Subject
@@ -145,7 +145,7 @@ class Optimizing:
     def is_owned(self, key: str, value: Any) -> bool:
         """Whether an attribute is state: one that steps change, or that holds tensors which are not the
         model's."""
-        parts = [] if is_plain(value) and key not in self.owned else [*parts_of(value)]
+        parts = [] if is_plain(value) and key not in self.owned else [*state_parts(value)]
         return (
             bool(parts)
             and all(part.is_known for part in parts)
@@ -161,7 +161,7 @@ class Optimizing:
         return [
             row
             for piece in self.pieces()
-            for part in parts_of(piece.value, piece.way, piece.path)
+            for part in state_parts(piece.value, piece.way, piece.path)
             for row in [OptimizerEntry(piece.home, part.way, part.spelled, part.value, piece.parameter)]
             if self._is_input(part.value)
             or (part.kind == NUMBER and (not row.is_inside or advanced is None or row.place in advanced))
@@ -261,7 +261,7 @@ def _refuse_hooks(optimizer: Optimizer | Optimizers) -> None:
     hooks = optimizer_hooks(optimizer)
     if hooks:
         raise UnsupportedHook(
-            f"there are hooks on the optimizer's step: {'; '.join(map(described, hooks))}",
+            f"there are hooks on the optimizer's step: {'; '.join(map(hook_in_words, hooks))}",
             why="what they do in Python would happen once, in the capture, and never again",
             remedy="remove them for the capture, and do in the step what they do",
         )
@@ -291,7 +291,7 @@ def strange_state(found: Optimizing) -> list[Fault]:
             "capture the model with backward=loss and let the optimizer run by itself",
         )
         for piece in found.pieces()
-        for part in parts_of(piece.value, piece.way, piece.path)
+        for part in state_parts(piece.value, piece.way, piece.path)
         if not part.is_known
     ]
 
@@ -360,15 +360,17 @@ def is_same_value(then: Any, now: Any) -> bool:
 def optimizer_restored(optimizer: Optimizer | Optimizers | None) -> Callable[[], None]:
     """A way back to what an optimizer is now: its attributes, groups, and state."""
     members = all_members_of(optimizer)
-    return way_back([row for each in members for row in (*save_all("optimizer", each), *_reached(each))])
+    return way_back(
+        [row for each in members for row in (*save_all("optimizer", each), *_reached_state(each))]
+    )
 
 
-def _reached(optimizer: Optimizer) -> Iterator[Saved]:
+def _reached_state(optimizer: Optimizer) -> Iterator[Saved]:
     """Groups and state, which one that stands around another has from that, and objects in the state."""
     for name in {"param_groups", "state"} - own_attributes(optimizer).keys():
         yield from save_all(f"optimizer.{name}", getattr(optimizer, name))
     for piece in (*optimizer.state.values(), *own_values(optimizer).values()):
-        parts = [*takewhile(lambda part: part.is_known, parts_of(piece, spelled="optimizer"))]
+        parts = [*takewhile(lambda part: part.is_known, state_parts(piece, spelled="optimizer"))]
         for part in parts:
             if has_attributes(part.value) and part.is_entered:
                 yield from save_all(part.spelled, part.value)

@@ -49,8 +49,8 @@ from whence.tracing.reads.named_values import (
     methods_called,
     of_class,
     of_module,
-    parts_of,
     value_at,
+    values_held,
 )
 from whence.tracing.steps.enclosed_state import (
     Enclosed,
@@ -195,7 +195,7 @@ class OutsideReads(NamedValues):
         if id(value) in self._places:
             yield from self._unseen(found, spelling)
         elif not issubclass(kind, _HOLDING):
-            yield from parts_of(found, spelling)
+            yield from values_held(found, spelling)
         if issubclass(kind, _HOLDING):
             yield from _entries(found)
         elif issubclass(kind, SimpleNamespace):

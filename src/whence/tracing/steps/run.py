@@ -165,7 +165,7 @@ def _run(
         prepared = prepare(session, example, subject.state)
         taken = take()
         begun = [*session.step.counting.known.items(), *beginnings(taken)]
-        session.step.begin(_leaves(prepared))
+        session.step.begin(_gradient_leaves(prepared))
         undoing.later(_without_gradients(prepared))
         active.enter_context(listening(session, session.calls, prepared, reads))
         reads.begin(taken.twins)
@@ -194,7 +194,7 @@ def _recorded(
     host: HostOutcome,
 ) -> RecordedStep:
     """What was recorded, with the optimizer's part; raises `AnotherAttempt` where more has to be assumed."""
-    subject, leaves = session.run.subject, _leaves(recorded.prepared)
+    subject, leaves = session.run.subject, _gradient_leaves(recorded.prepared)
     counted = _advanced(session, found, taken)
     refuse_unbegun(session, found, taken.before, counted, wish)
     if not session.step.runs and session.run.running.phase is not Phase.OPTIMIZER:
@@ -215,7 +215,7 @@ def _recorded(
     )
 
 
-def _leaves(prepared: Prepared) -> list[tuple[Tensor, fx.Node]]:
+def _gradient_leaves(prepared: Prepared) -> list[tuple[Tensor, fx.Node]]:
     """Everything that may hold a gradient."""
     return [pair for pair in prepared.differentiable() if pair[0].is_leaf]
 

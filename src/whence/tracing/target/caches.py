@@ -43,15 +43,15 @@ def register_caches() -> tuple[str, ...]:
         importlib.import_module(_FILE)
     except ImportError as error:
         raise UsageError("transformers is not installed", remedy="pip install transformers") from error
-    return _registered(_kinds())
+    return _registered_kinds(_kinds())
 
 
 def open_caches(leaves: Iterable[Any]) -> bool:
     """Make containers of the caches among these leaves; False where there is none."""
-    return bool(_registered(kind for kind in dict.fromkeys(map(type, leaves)) if _is_opened(kind)))
+    return bool(_registered_kinds(kind for kind in dict.fromkeys(map(type, leaves)) if _is_opened(kind)))
 
 
-def _registered(kinds: Iterable[type]) -> tuple[str, ...]:
+def _registered_kinds(kinds: Iterable[type]) -> tuple[str, ...]:
     new = [kind for kind in kinds if not is_container(kind)]
     for kind in new:
         register_container(kind, _flattened, _restored)

@@ -45,10 +45,10 @@ def _others(container: Container) -> list[str]:
     put = [f"{access} is new" for access in after if access not in before]
     gone = [f"{access} is gone" for access in before if access not in after]
     both = [access for access in before if access in after]
-    replaced = [f"{access} is another" for access in both if not _is_same(before[access], after[access])]
+    replaced = [f"{access} is another" for access in both if not _is_unchanged(before[access], after[access])]
     found = [*replaced, *put, *gone]
     return found if len(found) <= _SHOWN else [*found[:_SHOWN], f"and {len(found) - _SHOWN} more"]
 
 
-def _is_same(before: Any, after: Any) -> bool:
+def _is_unchanged(before: Any, after: Any) -> bool:
     return before is after or (type(before) in PLAIN and same_constant(before, after))

@@ -78,13 +78,13 @@ def dynamic_sizes(
         )
     positions = {path: position for position, path in enumerate(paths)}
     layout = {
-        name: _layout(value, path, positions)
+        name: _argument_layout(value, path, positions)
         for name, path, value in arguments_of(subject.parameters, args, kwargs)
     }
     found = list(_matched(layout, _by_name(layout, spec)) if spec else ())
     faults = [row for row in found if isinstance(row, Fault)]
     wishes = dict(row for row in found if not isinstance(row, Fault))
-    leaves = {leaf.position: leaf for leaf in _leaves(layout)}
+    leaves = {leaf.position: leaf for leaf in _leaves_of_layout(layout)}
     faults += _value_faults(wishes, leaves)
     faults += _composed(wishes, argument_parts(args, dict(kwargs)))
     InvalidShapes.refuse(faults)
@@ -138,24 +138,24 @@ def arguments_of(
                 taken += by_position
 
 
-def _layout(value: Any, path: Any, positions: Mapping[str, int]) -> Layout:
+def _argument_layout(value: Any, path: Any, positions: Mapping[str, int]) -> Layout:
     if isinstance(path, dict):
-        return {key: _layout(value[key], at, positions) for key, at in path.items()}
+        return {key: _argument_layout(value[key], at, positions) for key, at in path.items()}
     if isinstance(path, list):
-        return [_layout(item, at, positions) for item, at in zip(value, path, strict=True)]
+        return [_argument_layout(item, at, positions) for item, at in zip(value, path, strict=True)]
     inside = children_of(value)
     if inside is None:
         return ExampleLeaf(positions[path], path, value)
-    rows = [(key, _layout(child, path + access, positions)) for key, access, child in inside]
+    rows = [(key, _argument_layout(child, path + access, positions)) for key, access, child in inside]
     return dict(rows) if isinstance(value, dict) else [layout for _, layout in rows]
 
 
-def _leaves(layout: Layout) -> Iterator[ExampleLeaf]:
+def _leaves_of_layout(layout: Layout) -> Iterator[ExampleLeaf]:
     if isinstance(layout, ExampleLeaf):
         yield layout
     else:
         for inside in layout.values() if isinstance(layout, dict) else layout:
-            yield from _leaves(inside)
+            yield from _leaves_of_layout(inside)
 
 
 def _by_name(layout: Mapping[str, Layout], spec: Any) -> Any:
@@ -210,12 +210,12 @@ def _of_leaf(leaf: ExampleLeaf, spec: Any, at: str) -> Found:
     elif type(leaf.value) is int:
         wish = wish_of(spec)
         if wish is None or wish.freedom is Freedom.NAMED:
-            what = f"{at} is {_written(spec)}, and {leaf.path} is a whole number"
+            what = f"{at} is {_spec_in_words(spec)}, and {leaf.path} is a whole number"
             yield Fault(what, remedy="use Dim.AUTO or Dim.DYNAMIC for whole numbers; names are for sizes")
         else:
             yield leaf.dimension(None), wish
     else:
-        what = f"{at} is {_written(spec)}, and {leaf.path} is a {type(leaf.value).__name__}"
+        what = f"{at} is {_spec_in_words(spec)}, and {leaf.path} is a {type(leaf.value).__name__}"
         as_tensor = f"; pass torch.tensor({leaf.value!r}) for one that varies"
         more = as_tensor if isinstance(leaf.value, bool | float | complex) else ""
         yield Fault(what, remedy=f"only tensors and whole numbers can vary: write None there{more}")
@@ -232,7 +232,7 @@ def _of_tensor(leaf: ExampleLeaf, spec: Any, at: str) -> Found:
             return
         spec = dict(enumerate(spec))
     if not isinstance(spec, dict):
-        what = f"{at} is {_written(spec)}, and {leaf.path} is a tensor"
+        what = f"{at} is {_spec_in_words(spec)}, and {leaf.path} is a tensor"
         yield Fault(what, remedy=f"give a tuple with one entry for each dimension, or a dict to {_DIMS}")
         return
     for dim, own in spec.items():
@@ -242,12 +242,12 @@ def _of_tensor(leaf: ExampleLeaf, spec: Any, at: str) -> Found:
                 f"{at}[{dim!r}] is no dimension of {leaf.path}, which has {rank}", remedy="count from 0"
             )
         elif wish is None:
-            yield Fault(f"{at}[{dim}] is {_written(own)}", remedy=f"use {_DIMS}")
+            yield Fault(f"{at}[{dim}] is {_spec_in_words(own)}", remedy=f"use {_DIMS}")
         else:
             yield leaf.dimension(dim % rank), wish
 
 
-def _written(spec: Any) -> str:
+def _spec_in_words(spec: Any) -> str:
     wish = wish_of(spec)
     return repr(spec) if wish is None else wish.text
 

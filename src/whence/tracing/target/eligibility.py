@@ -76,7 +76,7 @@ def refuse_uninitialised(subject: Subject) -> None:
         )
 
 
-def _described(path: ModulePath, module: nn.Module) -> str:
+def _module_in_words(path: ModulePath, module: nn.Module) -> str:
     return f"{path or '(root)'} ({type(module).__name__})"
 
 
@@ -110,7 +110,7 @@ def _refuse_averaging(subject: Subject) -> None:
         if (n := processes_averaged(module)) > 1
     ]
     if averaging:
-        spelled = [f"{_described(path, module)} over {n} processes" for path, module, n in averaging]
+        spelled = [f"{_module_in_words(path, module)} over {n} processes" for path, module, n in averaging]
         raise UnsupportedModule(
             f"gradients are averaged by {', '.join(spelled)}",
             why="the program is the local computation, and the gradients of its backward are not averaged",

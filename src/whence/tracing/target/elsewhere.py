@@ -49,18 +49,18 @@ def moved(model: Callable[..., Any], given: Given, backward: Any) -> Relocated:
     elsewhere = elsewhere_named(given.device)
     if elsewhere is None:
         return Relocated(model, given, backward)
-    subject = _checked(model, given)
+    subject = _checked_subject(model, given)
     twins = Twins(elsewhere)
     twins.stay(value for _, _, _, value in subject.things if isinstance(value, Tensor))
-    with_twins = partial(_copied, twins)
-    args, kwargs = _inputs(twins, given)
+    with_twins = partial(_copy_of_module, twins)
+    args, kwargs = _twin_arguments(twins, given)
     for row in subject.state:
         twins.of(row.tensor)
     loss = with_twins(backward) if _is_of_module(backward) else backward
     return Relocated(with_twins(model), replace(given, args=args, kwargs=kwargs, elsewhere=elsewhere), loss)
 
 
-def _checked(model: Callable[..., Any], given: Given) -> Subject:
+def _checked_subject(model: Callable[..., Any], given: Given) -> Subject:
     subject = subject_of(model)
     UsageError.refuse([*_model_faults(subject, model), *_input_faults(given)])
     return subject
@@ -98,12 +98,12 @@ def _is_of_module(thing: object) -> bool:
     return isinstance(thing.__self__ if isinstance(thing, MethodType) else thing, nn.Module)
 
 
-def _inputs(twins: Twins, given: Given) -> Any:
+def _twin_arguments(twins: Twins, given: Given) -> Any:
     leaves, spec = tree_flatten((given.args, given.kwargs))
     return tree_unflatten([twins.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
 
-def _copied(twins: Twins, thing: Any) -> Any:
+def _copy_of_module(twins: Twins, thing: Any) -> Any:
     """A copy of a module or of a bound method of one; the module's own attributes are copied, too."""
     try:
         return twins.copy_of(thing)

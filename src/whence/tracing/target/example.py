@@ -85,12 +85,12 @@ class Example:
 
 def example_of(subject: Subject, given: Given) -> Example:
     """Check and flatten example inputs; raises `InputMismatch` or `UnsupportedInput`, naming all."""
-    args, kwargs = _checked(given.args, given.kwargs)
+    args, kwargs = _checked_arguments(given.args, given.kwargs)
     _bind(subject, args, kwargs)
     if open_caches(held := whole_leaves((args, kwargs))):
         held = whole_leaves((args, kwargs))
     UnsupportedInput.refuse(
-        f for pair in zip(whole_paths_of(args, kwargs), held, strict=True) for f in _faults(*pair)
+        f for pair in zip(whole_paths_of(args, kwargs), held, strict=True) for f in _leaf_faults(*pair)
     )
     leaves, spec = tree_flatten((args, kwargs))
     paths = paths_of(args, kwargs)
@@ -151,7 +151,7 @@ def _named_once(dynamic: DynamicSizes, leaves: Sequence[Any]) -> DynamicSizes:
     return replace(dynamic, wishes={at: wish for at, wish in dynamic.wishes.items() if at not in again})
 
 
-def _checked(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _checked_arguments(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
     kwargs = {} if kwargs is None else kwargs
     if isinstance(args, tuple) and isinstance(kwargs, Mapping):
         return args, dict(kwargs)
@@ -182,7 +182,7 @@ REGISTER = (
 """What lets PyTorch look into objects of a class."""
 
 
-def _faults(path: str, leaf: Any) -> Iterator[Fault]:
+def _leaf_faults(path: str, leaf: Any) -> Iterator[Fault]:
     if isinstance(leaf, Tensor) and (found := untraceable(leaf)):
         yield Fault(f"{path} is a {kind_of(leaf)}", why=found[0], remedy=found[1])
     elif not isinstance(leaf, Tensor) and not is_constant(leaf):

@@ -31,7 +31,7 @@ def refuse_sharding(subject: Subject, *, differentiates: bool) -> None:
     UnsupportedModule.refuse(
         [
             *_method(subject),
-            *_faults(subject),
+            *_sharding_faults(subject),
             *_separately_sharded(subject),
             *(_averaging(subject) if differentiates else ()),
         ]
@@ -53,31 +53,31 @@ def _method(subject: Subject) -> Iterator[Fault]:
         )
 
 
-def _faults(subject: Subject) -> Iterator[Fault]:
+def _sharding_faults(subject: Subject) -> Iterator[Fault]:
     covered: set[int] = set()
     told: set[int] = set()
     for path, module in subject.named_modules():
         if is_sharded(module):
             covered |= {id(inner) for inner in module.modules()}
-        if id(module) not in told and (fault := _fault(path, module, id(module) in covered)):
+        if id(module) not in told and (fault := _module_fault(path, module, id(module) in covered)):
             told.add(id(module))
             yield fault
 
 
-def _fault(path: ModulePath, module: nn.Module, covered: bool) -> Fault | None:
+def _module_fault(path: ModulePath, module: nn.Module, covered: bool) -> Fault | None:
     if can_be_put_aside(module):
         words = besides_gathering(module)
         return _more_than_gathering(path, module, words) if words else None
     if is_sharded(module):
         return Fault(
-            f"FSDP manages {_described(path, module)}",
+            f"FSDP manages {_sharded_module_in_words(path, module)}",
             why="only what fully_shard makes of a module can be seen through, not what wraps it or is made "
             "of it later",
             remedy=_BEFORE,
         )
     if is_part_of_a_group(module) and not covered and module._parameters:
         return Fault(
-            f"FSDP manages {_described(path, module)} for a module above it",
+            f"FSDP manages {_sharded_module_in_words(path, module)} for a module above it",
             why="the parameters are gathered in the call of that module, and this one is captured without it",
             remedy="capture the module that fully_shard was called on, and select the part you need",
         )
@@ -85,8 +85,9 @@ def _fault(path: ModulePath, module: nn.Module, covered: bool) -> Fault | None:
 
 
 def _more_than_gathering(path: ModulePath, module: nn.Module, words: list[str]) -> Fault:
+    where = _sharded_module_in_words(path, module)
     return Fault(
-        f"FSDP does more than gather parameters in {_described(path, module)}: it {', '.join(words)}",
+        f"FSDP does more than gather parameters in {where}: it {', '.join(words)}",
         why="a program has the parameters as the model holds them, and what the hooks of FSDP make of them "
         "or of their gradients is no part of it",
         remedy=f"call fully_shard without this policy, or {_BEFORE}",
@@ -106,7 +107,9 @@ def _separately_sharded(subject: Subject) -> Iterator[Fault]:
 def _averaging(subject: Subject) -> list[Fault]:
     modules = {id(module): (path, module) for path, module in reversed([*subject.named_modules()])}
     counted = [(path, module, processes_sharing(module)) for path, module in reversed(modules.values())]
-    spelled = [f"{_described(path, module)} over {n} processes" for path, module, n in counted if n > 1]
+    spelled = [
+        f"{_sharded_module_in_words(path, module)} over {n} processes" for path, module, n in counted if n > 1
+    ]
     if not spelled:
         return []
     return [
@@ -120,7 +123,7 @@ def _averaging(subject: Subject) -> list[Fault]:
     ]
 
 
-def _described(path: ModulePath, module: nn.Module) -> str:
+def _sharded_module_in_words(path: ModulePath, module: nn.Module) -> str:
     return f"{path or '(root)'} ({name_of_class(module)})"
 
 

@@ -333,13 +333,13 @@ def plain_tensors(state: Sequence[StateTensor]) -> list[StateTensor]:
     found: dict[int, StateTensor] = {}
     for row in state:
         for access, tensor in plain_parts(row.tensor):
-            paths = tuple(_inside(path, access) for path in row.paths)
+            paths = tuple(_path_inside(path, access) for path in row.paths)
             part = row._replace(tensor=tensor, paths=paths, access=access, whole=row) if access else row
             found.setdefault(id(tensor), part)
     return list(found.values())
 
 
-def _inside(path: ModulePath, access: Sequence[str]) -> ModulePath:
+def _path_inside(path: ModulePath, access: Sequence[str]) -> ModulePath:
     return functools.reduce(ModulePath.child, access, path)
 
 
@@ -396,7 +396,7 @@ def _loose(
     for path, module, name, value in things:
         if isinstance(value, Tensor):
             for access, tensor in _with_parts(value):
-                yield _inside(path.child(name), access), module, tensor
+                yield _path_inside(path.child(name), access), module, tensor
 
 
 def _with_parts(tensor: Tensor) -> Iterator[tuple[Sequence[str], Tensor]]:

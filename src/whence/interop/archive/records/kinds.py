@@ -20,7 +20,7 @@ from whence._torch.fakes import as_leaf, fake_at
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.operators.schemas import op_name
 from whence._torch.pytrees import TreeSpec, container_spec, containers, leaf_spec
-from whence._torch.subclasses.spread import described
+from whence._torch.subclasses.spread import spread_layout
 from whence._torch.subclasses.wrapper_subclasses import Composition
 from whence.dependence.describe import itself
 from whence.interop.archive.records.checked import (
@@ -89,7 +89,7 @@ def one_of_torch(kind: type) -> Special:
     return Special("anything", lambda writer, value: writer.anything(value), read)
 
 
-def _nothing(_context: Any, _value: Any) -> None:
+def _read_none(_context: Any, _value: Any) -> None:
     return None
 
 
@@ -97,10 +97,10 @@ def _as_it_is(_writer: Any, value: Any) -> Any:
     return value
 
 
-NOWHERE = Special("nothing", _nothing, _nothing)
+NOWHERE = Special("nothing", _read_none, _read_none)
 SIZED = Special("sized", _as_it_is, lambda _, data: sized(data))
 IDENTIFIER = Special("identifier", _as_it_is, lambda _, data: identifier(data))
-OUTSIDE = Special("outside", _nothing, lambda *_: InWords("what it was at capture"))
+OUTSIDE = Special("outside", _read_none, lambda *_: InWords("what it was at capture"))
 
 
 def _refuse_adapter(writer: "Writer", value: Any) -> None:
@@ -109,7 +109,7 @@ def _refuse_adapter(writer: "Writer", value: Any) -> None:
         writer.refuse(f"the adapter of arguments {op_name(value)}", "a function cannot be stored")
 
 
-ADAPTER = Special("adapter", _refuse_adapter, _nothing)
+ADAPTER = Special("adapter", _refuse_adapter, _read_none)
 
 
 # --- functions, classes, variables: by their names ------------------------------------------------------
@@ -189,7 +189,7 @@ CONSTANT = Special(
 
 
 def _composition(writer: "Writer", value: Composition) -> Any:
-    if described(value) is None:
+    if spread_layout(value) is None:
         writer.refuse(f"what is known of a {value.kind.__name__}", "a file has only the name of its class")
     return writer.anything(value)
 
@@ -198,7 +198,7 @@ def _read_composition(reader: "Reader", data: Any) -> Any:
     """How a DTensor is spread, as data: no mesh is needed to compare it."""
     found = reader.anything(data)
     raise_unless(isinstance(found, Composition), "it is not said how a tensor is made")
-    return described(found)
+    return spread_layout(found)
 
 
 COMPOSITION = Special("anything", _composition, _read_composition)
@@ -207,7 +207,7 @@ COMPOSITION = Special("anything", _composition, _read_composition)
 # --- leaves of structures -------------------------------------------------------------------------------
 
 
-def _leaf(writer: "Writer", value: Named | Constant | Absent) -> Any:
+def _leaf_record(writer: "Writer", value: Named | Constant | Absent) -> Any:
     """The name of a node, a constant, or why there is nothing."""
     match value:
         case Named(name):
@@ -226,7 +226,7 @@ def _read_leaf(reader: "Reader", data: Any) -> Named | Constant | Absent:
     return Constant(reader.anything(held)) if kind == "constant" else Absent(text(held))
 
 
-LEAF = Special("leaf", _leaf, _read_leaf)
+LEAF = Special("leaf", _leaf_record, _read_leaf)
 
 
 # --- Python signatures ----------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def _read_annotation(data: Any) -> Any:
     return inspect.Parameter.empty if data is None else Annotation(text(data))
 
 
-def _parameters(writer: "Writer", value: inspect.Signature) -> dict[str, Any]:
+def _signature_record(writer: "Writer", value: inspect.Signature) -> dict[str, Any]:
     """Annotations are kept as they are printed."""
     rows = []
     for row in value.parameters.values():
@@ -274,7 +274,7 @@ def _read_parameters(reader: "Reader", data: Any) -> inspect.Signature:
     return inspect.Signature(rows, return_annotation=_read_annotation(given["returns"]))
 
 
-PARAMETERS = Special("parameters", _parameters, _read_parameters)
+PARAMETERS = Special("parameters", _signature_record, _read_parameters)
 
 
 # --- names of nodes -------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 from whence._torch.sizes.dims import dim_in_words
 from whence._torch.sizes.numbers import Unknown
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of
-from whence._torch.subclasses.spread import Mesh, Spread, described, distributed
+from whence._torch.subclasses.spread import Mesh, Spread, distributed, spread_layout
 from whence._torch.subclasses.wrapper_subclasses import Composition
 from whence.dependence.describe import shown
 from whence.interop.archive.records.checked import (
@@ -105,7 +105,7 @@ def _of_torch(kind: type, read: Callable[[Any], Any] | None = None) -> ValueKind
     )
 
 
-def _parts(writer: "Writer", value: Any) -> list[Any]:
+def _slice_ends(writer: "Writer", value: Any) -> list[Any]:
     return _items(writer, (value.start, value.stop, value.step))
 
 
@@ -126,7 +126,7 @@ def _complex(_reader: "Reader", data: Any, _inside: object) -> complex:
     return complex(real, imaginary)
 
 
-def _size(reader: "Reader", data: Any, _inside: object) -> Any:
+def _read_size(reader: "Reader", data: Any, _inside: object) -> Any:
     """A number that only a run has."""
     kind, hint, structure = listed(data)
     if reader.sizes is None or kind not in ("whole", "real", "truth"):
@@ -156,7 +156,7 @@ def _words(_writer: "Writer", value: Any) -> str:
 
 def _composed(writer: "Writer", layout: Composition) -> Any:
     """How a tensor is made of others: of DTensors alone, for only their classes are known everywhere."""
-    found = described(layout)
+    found = spread_layout(layout)
     if found is None:
         return {"words": repr(layout)}
     mesh, spread = found.context.mesh, found.context
@@ -186,7 +186,7 @@ VALUES: Mapping[str, ValueKind] = {
         lambda reader, data, _: reader.pooled("tensors", data),
         base=Tensor,
     ),
-    "size": ValueKind(lambda writer, size: writer.sizes.written(size), _size, base=SYMBOLIC),
+    "size": ValueKind(lambda writer, size: writer.sizes.written(size), _read_size, base=SYMBOLIC),
     "unknown": ValueKind(
         lambda _, value: float(value), lambda _, data, __: Unknown(atom((float,), data)), (Unknown,)
     ),
@@ -207,8 +207,8 @@ VALUES: Mapping[str, ValueKind] = {
         lambda _, data, inside: {inside(key): inside(held) for key, held in listed(data)},
         (dict, immutable_dict),
     ),
-    "slice": ValueKind(_parts, _slice, (slice,)),
-    "range": ValueKind(_parts, _range, (range,)),
+    "slice": ValueKind(_slice_ends, _slice, (slice,)),
+    "range": ValueKind(_slice_ends, _range, (range,)),
     "bytes": ValueKind(
         lambda _, value: base64.b64encode(value).decode("ascii"),
         lambda _, data, __: base64.b64decode(text(data), validate=True),

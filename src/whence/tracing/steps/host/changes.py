@@ -43,7 +43,7 @@ def changes_of(rows: Iterable[Saved]) -> Iterator[HostChange]:
     """All changes of these things since they were looked at."""
     for row in rows:
         if not row.is_unchanged:
-            yield from _changes(row)
+            yield from _host_changes(row)
 
 
 def places_in(row: Saved) -> Iterator[HostPlace]:
@@ -60,10 +60,10 @@ def places_in(row: Saved) -> Iterator[HostPlace]:
         yield from (HostPlace(f"{row.path}[{key!r}]", row.thing, key) for key in keys)
 
 
-def _changes(row: Saved) -> Iterator[HostChange]:
+def _host_changes(row: Saved) -> Iterator[HostChange]:
     if row.kind is CONTAINER and isinstance(row.thing, list | deque):
         before, now = list(row.before), list(row.thing)
-        kept = _kept(before, now, row.thing)
+        kept = _entries_kept(before, now, row.thing)
         if kept is None:
             yield HostChange(HostPlace(row.path, row.thing, _CHANGED_AT_ONCE))
         elif appended := tuple(now[kept:]):
@@ -90,7 +90,7 @@ def _changed(place: HostPlace, before: Any) -> Iterator[HostChange]:
         yield HostChange(place, before, after)
 
 
-def _kept(before: Sequence[Any], now: Sequence[Any], thing: Any) -> int | None:
+def _entries_kept(before: Sequence[Any], now: Sequence[Any], thing: Any) -> int | None:
     """How many entries are those of before; None where entries are gone."""
     if len(now) == len(before) and not isinstance(thing, deque):
         return len(now)

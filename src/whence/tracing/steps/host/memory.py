@@ -12,8 +12,10 @@ from whence.tracing.steps.session import StepSession
 
 def refuse_shared_memory(session: StepSession, kept: Sequence[PutValue], place: Place) -> None:
     """Raise `UnsupportedStep` for tensors that are views of inputs of the program."""
-    inputs = [*map(_value, session.recorder.graph.find_nodes(op="placeholder"))]
-    shared = [row.path for row in kept if row.node.op != "placeholder" and lies_in(_value(row.node), inputs)]
+    inputs = [*map(_node_value, session.recorder.graph.find_nodes(op="placeholder"))]
+    shared = [
+        row.path for row in kept if row.node.op != "placeholder" and lies_in(_node_value(row.node), inputs)
+    ]
     if shared:
         raise UnsupportedStep(
             f"what the step puts into {', '.join(dict.fromkeys(shared))} lies in memory of an input",
@@ -23,7 +25,7 @@ def refuse_shared_memory(session: StepSession, kept: Sequence[PutValue], place: 
         )
 
 
-def _value(node: fx.Node) -> object:
+def _node_value(node: fx.Node) -> object:
     return node.meta.get("val")
 
 

@@ -104,7 +104,7 @@ def refuse_read_by_schedules(calls: list[Scheduled], changed: list[HostPlace]) -
     """Raise `UnsupportedStep` where a schedule's own functions reach what the step changes: a bound step
     calls schedules last."""
     for call in calls:
-        reached = {*_reached(call.schedule, _DEEP)} if changed else set()
+        reached = {*_places_reached(call.schedule, _DEEP)} if changed else set()
         if read := [place.path for place in changed if reached & {place.identity, (id(place.holder), None)}]:
             raise UnsupportedStep(
                 f"{type(call.schedule).__name__} reaches {', '.join(read)}, which the step changes",
@@ -114,23 +114,23 @@ def refuse_read_by_schedules(calls: list[Scheduled], changed: list[HostPlace]) -
             )
 
 
-def _reached(value: Any, deep: int) -> Iterator[tuple[int, Any]]:
+def _places_reached(value: Any, deep: int) -> Iterator[tuple[int, Any]]:
     """The places that something leads to, by identity: variables of functions, objects, containers."""
     if isinstance(value, Tensor | nn.Module | Optimizer | type) or deep == 0:
         return
     if isinstance(value, MethodType):
-        yield from _reached(value.__self__, deep - 1)
+        yield from _places_reached(value.__self__, deep - 1)
         value = value.__func__
     if isinstance(value, FunctionType):
         for row in variables_of(value):
             named = row.kind is VARIABLE
             yield (id(row.thing.namespace), row.thing.name) if named else (id(row.thing), None)
-            yield from _reached(row.before, deep - 1)
+            yield from _places_reached(row.before, deep - 1)
     elif isinstance(value, CONTAINERS):
         yield id(value), None
         for inner in values_of(value):
-            yield from _reached(inner, deep - 1)
+            yield from _places_reached(inner, deep - 1)
     elif has_attributes(value):
         yield id(own_attributes(value)), None
         for inner in own_attributes(value).values():
-            yield from _reached(inner, deep - 1)
+            yield from _places_reached(inner, deep - 1)
