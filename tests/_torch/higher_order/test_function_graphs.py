@@ -64,11 +64,6 @@ def test_attention_indexes_by_a_function_of_its_own() -> None:
     assert issubclass(module.TransformGetItemToIndex, torch.overrides.TorchFunctionMode)
 
 
-def test_scans_keep_their_results() -> None:
-    """The autograd function of a scan keeps them as `_scan_impl`, where `release_scans` lets go of them."""
-    assert "ctx._scan_impl = " in inspect.getsource(sys.modules["torch._higher_order_ops.scan"])
-
-
 @pytest.mark.canary("torch._C._functorch.is_functorch_wrapped_tensor")
 def test_values_of_transforms_are_known() -> None:
     """`is_functorch_wrapped_tensor` tells the tensors that `torch.vmap` hands to a function."""

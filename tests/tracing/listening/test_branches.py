@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as map_rows
+from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.export import Dim
 from torch.fx.experimental import proxy_tensor
@@ -377,6 +380,36 @@ def test_branches_in_regions_of_all_kinds(name: str) -> None:
     program = verified(model, X, backward=loss)
     assert program.verify(model, (-X,)).ok
     verified(model, X)
+
+
+def _scan(m: Any, x: Tensor) -> Tensor:
+    def step(carried: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        new = (carried * row).tanh()
+        return new, new.exp()
+
+    last, rows = scan(step, m.a(x)[0], x)
+    return rows + last  # type: ignore[no-any-return]
+
+
+OPERATORS: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "cond": lambda m, x: torch.cond(x.sum() > 0, lambda x: m.a(x).sin(), lambda x: x.cos() * 2, (x,)),
+    "scan": _scan,
+    "map": lambda m, x: map_rows(lambda row: m.a(row).sin(), x),
+    "associative scan": lambda m, x: associative_scan(torch.mul, x.exp(), 0, combine_mode="generic"),
+}
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("second", OPERATORS)
+@pytest.mark.parametrize("first", OPERATORS)
+def test_one_operator_after_another(first: str, second: str) -> None:
+    """Nothing of the capture is kept: the values in a graph are not what the operator gave."""
+    model = Calls(lambda m, x: OPERATORS[second](m, OPERATORS[first](m, m.a(x))))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*kept tensors of the capture.*")
+        program = verified(model, X, backward=loss)
+    values = [node.meta["val"] for node in program.nodes() if isinstance(node.meta.get("val"), Tensor)]
+    assert not any(value.grad_fn for value in values)
 
 
 @torch.library.custom_op("whence_tests::scaled", mutates_args=())

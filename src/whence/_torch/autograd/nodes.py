@@ -365,14 +365,6 @@ def release_saved(context: Any) -> None:
     context.maybe_clear_saved_tensors()
 
 
-def release_scans(nodes: Iterable[Node]) -> None:
-    """Let go of what the autograd nodes of scans keep: among it are their own results, a cycle through C++
-    that is never collected."""
-    for node in nodes:
-        if is_custom_function(node):
-            vars(node).pop("_scan_impl", None)
-
-
 @contextmanager
 def above_autograd(*, tracking_views: bool = True) -> Iterator[None]:
     """Record operations again, inside `below_autograd`; a result is noted as a view if that is tracked."""

@@ -192,6 +192,17 @@ def recording_paused() -> Iterator[None]:
         yield
 
 
+def let_values_go(traced: list[fx.GraphModule]) -> None:
+    """Give the nodes of graphs values of their own, once the operator that runs these was called: PyTorch's
+    rules return the values themselves, to which autograd adds what they came of, with all that this keeps."""
+    while traced:
+        for node in traced.pop().graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, Tensor) and value.grad_fn is not None:
+                with recording_paused():
+                    node.meta["val"] = value.detach()
+
+
 def is_transformed() -> bool:
     """Whether a transform of `torch.func` is at work on this thread."""
     return torch._C._functorch.peek_interpreter_stack() is not None

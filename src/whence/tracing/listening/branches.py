@@ -33,6 +33,7 @@ from whence._torch.higher_order.function_graphs import (
     indexes_for_attention,
     is_transformed,
     let_play,
+    let_values_go,
     played,
     recording_paused,
 )
@@ -74,6 +75,7 @@ class Branches:
         self._active: list[Recorder] = []
         self._over: list[BranchRun] = []
         self._played: list[fx.Node] = []
+        self._traced: list[fx.GraphModule] = []
         self.retraces = False
 
     @property
@@ -110,7 +112,9 @@ class Branches:
         try:
             if self.retraces or (self._differentiates and not self.are_recorded):
                 self._refuse_derivative(operator, args)
-                return call(*args, **kwargs)
+                found = call(*args, **kwargs)
+                let_values_go(self._traced)
+                return found
             operands = tree_flatten((args, kwargs))[0]
             return undifferentiated(lambda: call(*args, **kwargs), operands, self._asked_for)
         except WhenceError:
@@ -161,6 +165,7 @@ class Branches:
             final = [functional.final(node) if isinstance(node, fx.Node) else node for node in nodes]
         module = _finished_branch(recorder, tree_unflatten(final, spec))
         let_play(module, self.playing)
+        self._traced.append(module)
         return module
 
     def refused(self, operator: Any, why: str, remedy: str = _AS_COMPILED) -> UnsupportedOperator:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from whence._torch.autograd.nodes import release_scans
 from whence._torch.elsewhere.recorder import recorder_for
 from whence._torch.elsewhere.target import Elsewhere
 from whence._torch.function_tracer import FunctionTracer
@@ -40,7 +39,6 @@ class Session(Recording):
         """Let go of every tensor of the run; what replayed calls computed, with the class they were of."""
         replayed = self.replay.records.inside_templates()
         self.tensors.forget()
-        release_scans(step.node for step in self.log.steps)
         self.log.forget()
         self.replay.forget()
         self.branches.forget()
