@@ -388,13 +388,13 @@ def _scan(m: Any, x: Tensor) -> Tensor:
         return new, new.exp()
 
     last, rows = scan(step, m.a(x)[0], x)
-    return rows + last  # type: ignore[no-any-return]
+    return rows + last
 
 
 OPERATORS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "cond": lambda m, x: torch.cond(x.sum() > 0, lambda x: m.a(x).sin(), lambda x: x.cos() * 2, (x,)),
     "scan": _scan,
-    "map": lambda m, x: map_rows(lambda row: m.a(row).sin(), x),
+    "map": lambda m, x: map_rows(lambda row, *_: m.a(row).sin(), x),
     "associative scan": lambda m, x: associative_scan(torch.mul, x.exp(), 0, combine_mode="generic"),
 }
 

@@ -106,7 +106,6 @@ ATTRIBUTES = {
     "torch._dynamo.eval_frame.DisableContext": "_torchdynamo_disable",
     "torch._dynamo.variables.functions.UserFunctionVariable": "_dynamo_marked_constant",
     "torch._export.wrappers.ExportTracepoint": "_export_tracepoint",
-    "torch._higher_order_ops.scan.ScanAutogradOp": "_scan_impl",
     "torch._ops.OpOverload": "_dispatch_cache _op _opname _overloadname _schema",
     "torch._subclasses.fake_tensor.FakeTensor": "_fake_device",
     "torch._subclasses.fake_tensor.FakeTensorMode": "_allow_unsafe_data_ptr_access dispatch",
