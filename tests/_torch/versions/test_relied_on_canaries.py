@@ -102,14 +102,6 @@ def test_attention_indexes_by_tensors() -> None:
     assert not indexes_for_attention(node)
 
 
-@pytest.mark.sweep
-@pytest.mark.canary("torch._higher_order_ops.scan.ScanAutogradOp._scan_impl")
-def test_a_scan_lets_go_of_what_it_keeps() -> None:
-    """The gradients of a scan are eager's, and its autograd node has lost what it kept."""
-    program = whence.capture(Scanned(), (X,), backward=lambda result: result[1]["y"].sum())
-    assert program.select(":: scan")
-
-
 @pytest.mark.canary("torch._dynamo.eval_frame.DisableContext._torchdynamo_disable")
 def test_a_disabled_function_says_nothing_of_its_operations() -> None:
     """PyTorch annotates what runs in a function that its compiler does not read; a program does not."""
