@@ -26,6 +26,7 @@ from whence.execution.values.step_inputs import given_to
 from whence.execution.verify import Verification, refuse_unknown, verify
 from whence.execution.verify_step import runs_itself, verify_step, with_step
 from whence.guards import Guarded
+from whence.guards.memory import Remembered
 from whence.hierarchy import Tree
 from whence.program import FlatProgram
 from whence.program.arguments.variants import fitting
@@ -321,7 +322,7 @@ class Program(Reported):
         interop.saved_to(path, interop.bytes_of(self, weights=weights))
 
     def _checks(self, model: object) -> Check:
-        return partial(check, self, model)
+        return partial(check, self, model, memory=Remembered())
 
 
 def capture_step(
