@@ -10,6 +10,10 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "whence"
 FUNCTION_LINES = 60
 FILE_LINES = 500
+SHARED_NAMES = 0.15
+"""The share of functions that may be called as one of another file; it goes down."""
+SAME_NAME = 4
+"""In so many files a function may have one name."""
 BROAD = {"Exception", "BaseException"}
 
 
@@ -58,6 +62,38 @@ def test_class_names_stand_once() -> None:
         if isinstance(node, ast.ClassDef)
     ]
     assert not [name for name, count in Counter(names).items() if count > 1]
+
+
+def functions_by_name(files: dict[str, str]) -> dict[str, set[str]]:
+    """The files, by their paths, in which each function of a module is written."""
+    found: dict[str, set[str]] = {}
+    for path, source in files.items():
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found.setdefault(node.name, set()).add(path)
+    return found
+
+
+def shared_share(found: dict[str, set[str]]) -> float:
+    """How many functions of modules are called as one of another file, of all."""
+    counts = [len(files) for files in found.values()]
+    return sum(count for count in counts if count > 1) / sum(counts)
+
+
+def test_functions_are_named_for_what_they_do() -> None:
+    """Few are called as one of another file, and none as those of many: one meaning a word."""
+    files = {str(file.relative_to(SOURCE)): file.read_text() for file in sorted(SOURCE.rglob("*.py"))}
+    found = functions_by_name(files)
+    assert {name: sorted(files) for name, files in found.items() if len(files) > SAME_NAME} == {}
+    assert shared_share(found) < SHARED_NAMES
+
+
+def test_functions_of_one_name_are_counted() -> None:
+    """Methods, and functions inside others, are not among them."""
+    inner = "class A:\n    def one(self): ...\ndef two():\n    def one(): ..."
+    found = functions_by_name({"a": "def one(): ...", "b": "async def one(): ...", "c": inner})
+    assert found == {"one": {"a", "b"}, "two": {"c"}}
+    assert shared_share(found) == 2 / 3
 
 
 def test_source_keeps_its_shape() -> None:

@@ -171,7 +171,9 @@ def _violations(guards: Sequence[Guard], faults: Sequence[ArgumentFault]) -> lis
     found: dict[int, ArgumentFault] = {}
     for row in faults:
         found.setdefault(numbers[_subject(row)], row)
-    return [Violation(guards[number], _in_words(guards[number], found[number])) for number in sorted(found)]
+    return [
+        Violation(guards[number], _fault_in_words(guards[number], found[number])) for number in sorted(found)
+    ]
 
 
 def _subject_of(guard: Guard) -> Hashable:
@@ -186,7 +188,7 @@ def _subject(row: ArgumentFault) -> Hashable:
     return row.expected.asked if isinstance(row.expected, InputQuery) else row.positions
 
 
-def _in_words(guard: Guard, row: ArgumentFault) -> str:
+def _fault_in_words(guard: Guard, row: ArgumentFault) -> str:
     if row.kind is Misfit.SIZE:
         return str(row.found)
     if row.kind is Misfit.TIED:

@@ -158,7 +158,7 @@ class Remembered:
                 for (_, module), (_, others) in zip(modules, sorted_rows, strict=True)
                 for guard in others
             ),
-            walk=_copy_of_walk(walk, [met for row, module in modules for met in _objects(row, module)]),
+            walk=_copy_of_walk(walk, [met for row, module in modules for met in _objects_held(row, module)]),
         )
 
 
@@ -172,7 +172,7 @@ def _places(row: HolderPlan, walk: Walk) -> Iterator[Place]:
         yield table, name, table[name]
 
 
-def _objects(row: HolderPlan, module: nn.Module) -> Iterator[Met]:
+def _objects_held(row: HolderPlan, module: nn.Module) -> Iterator[Met]:
     """The objects that a module holds itself; those in containers are met anew."""
     for guard in row.guards:
         if isinstance(guard.expected, ExpectedHolder) and guard.name in module.__dict__:

@@ -31,7 +31,7 @@ def unguarded(program: FlatProgram, observed: Observed, guards: Sequence[Guard])
     guarded = {guard.what for guard in guards if guard.kind is GuardKind.VARIABLE}
     rows = [row for row in _outside_names(observed, guarded) if row.what not in guarded]
     rows += [*_opaque_objects(guards, guarded), *_own_ways(observed)]
-    rows += [*_unguarded_loss(program), *_step(program), _CODE_CALLED]
+    rows += [*_unguarded_loss(program), *_unguarded_step(program), _CODE_CALLED]
     return tuple(dict.fromkeys(rows))
 
 
@@ -136,7 +136,7 @@ def _unguarded_loss(program: FlatProgram) -> Iterator[Unguarded]:
         )
 
 
-def _step(program: FlatProgram) -> Iterator[Unguarded]:
+def _unguarded_step(program: FlatProgram) -> Iterator[Unguarded]:
     if program.step is not None:
         yield Unguarded(
             "what the step reads through objects of torch's and of libraries written in C, and from files of "

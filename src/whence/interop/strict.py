@@ -79,11 +79,11 @@ def _program_of_strict_export(
     program = from_exported_program(exported, dict(model.named_buffers(remove_duplicate=False)))
     convention = replace(program.convention, limits=_declared_limits(model, given, program))
     return program.with_changes(modules=tuple(_as_in_model(model, program)), convention=convention).under(
-        opaque=_functions_in(exported)
+        opaque=_custom_functions_in(exported)
     )
 
 
-def _functions_in(exported: ExportedProgram) -> tuple[str, ...]:
+def _custom_functions_in(exported: ExportedProgram) -> tuple[str, ...]:
     """What stands for the custom autograd functions that the front end has read, in words."""
     modules = (module for module in exported.graph_module.modules() if isinstance(module, fx.GraphModule))
     nodes = (node for module in modules for node in module.graph.nodes)

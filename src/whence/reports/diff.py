@@ -182,7 +182,7 @@ class _Wording:
         if not node.kwargs and all(type(value) is fx.Node for value in node.args):
             return self.made(node)
         given = sorted(_arguments_by_name(node), key=itemgetter(0))
-        told = [f"{name}={_constant(leaf)}" for name, value in given for leaf in _constants_in(value)]
+        told = [f"{name}={_constant_text(leaf)}" for name, value in given for leaf in _constants_in(value)]
         return f"{self.made(node)} of {', '.join(told)}" if told else self.made(node)
 
     def _of_reads(self, node: fx.Node) -> str:
@@ -228,7 +228,7 @@ def _declared(target: Any) -> tuple[tuple[str, ...], Mapping[str, str]]:
     return tuple(each.name for each in declared), defaults
 
 
-def _constant(value: Any) -> str:
+def _constant_text(value: Any) -> str:
     """Its text, where that has no address in it."""
     return str(value) if type(value) in PLAIN else type(value).__name__
 

@@ -129,10 +129,10 @@ def flops_of(node: fx.Node, sizes: Sizes, known: dict[Any, Flops]) -> Flops:
 
 @cache
 def _has_own(target: Any) -> bool:
-    return _own(getattr(target, "overloadpacket", target)) is not None or is_composite(target)
+    return _own_formula(getattr(target, "overloadpacket", target)) is not None or is_composite(target)
 
 
-def _own(packet: Any) -> Callable[..., Any] | None:
+def _own_formula(packet: Any) -> Callable[..., Any] | None:
     return OWN.get(packet) or _OF_LIBRARIES.get(str(packet))
 
 
@@ -151,7 +151,7 @@ def _seen_by_formulas(value: Any, sizes: Sizes) -> Any:
 
 def _flops(node: fx.Node, sizes: Sizes) -> Flops:
     packet = getattr(node.target, "overloadpacket", node.target)
-    own = _own(packet)
+    own = _own_formula(packet)
     args, kwargs = _arguments_made(node, lambda value: _meta(value, sizes))
     found: Flops | Failed
     if packet in flop_registry:
@@ -211,7 +211,7 @@ def open_flops(node: fx.Node) -> Any:
     elif packet in _MADE_OF_PRODUCTS:
         found = attempt(lambda: 2 * prod(result) * _MADE_OF_PRODUCTS[packet](*args))
     else:
-        own = _own(packet)
+        own = _own_formula(packet)
         found = None if own is None else attempt(lambda: own(*args))
     return None if isinstance(found, Failed) else found
 

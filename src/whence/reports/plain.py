@@ -47,7 +47,7 @@ def plain(program: FlatProgram) -> dict[str, Any]:
         "outputs": [_output(row) for row in program.signature.outputs],
         "calls": [_call(call) for call in program.calls.rows],
         "nodes": [_node(node, program) for node in program.graph.nodes],
-        "draws": [_draw(row) for row in program.signature.draws],
+        "draws": [_draw_as_data(row) for row in program.signature.draws],
         "history": program.history.to_dict(),
         "decisions": [_decision(row) for row in program.decisions],
         "guards": program.guards.to_dict(),
@@ -59,7 +59,7 @@ def _decision(row: DecisionByValue) -> dict[str, Any]:
     return {**told, "answer": value_of(row.answer), "drawn": row.drawn}
 
 
-def _draw(row: Draw) -> dict[str, Any]:
+def _draw_as_data(row: Draw) -> dict[str, Any]:
     return plain_fields(row, "node", "operation", "value", "phase", "call", "source", "generator", "library")
 
 
@@ -129,7 +129,7 @@ def value_of(value: Any) -> Any:
     if isinstance(value, fx.Node):
         return {"node": value.name}
     if isinstance(value, Tensor):
-        return {"tensor": _tensor(value)}
+        return {"tensor": _tensor_as_data(value)}
     if isinstance(value, SYMBOLIC):
         return {"size": spelled(value)} if is_symbolic(value) else number_of(value)
     if isinstance(value, Mapping):
@@ -142,7 +142,7 @@ def value_of(value: Any) -> Any:
     return {kind: str(value).removeprefix("torch.")}
 
 
-def _tensor(tensor: Tensor) -> dict[str, Any]:
+def _tensor_as_data(tensor: Tensor) -> dict[str, Any]:
     strided = tensor.layout is torch.strided
     return {
         "dtype": str(tensor.dtype).removeprefix("torch."),

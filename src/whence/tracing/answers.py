@@ -66,11 +66,11 @@ def with_eager_answers(told: Sequence[Source], capture: Callable[[Answers], Resu
     while isinstance(found, Failed) and answers.untold and not isinstance(found.error, UnsupportedInput):
         answers, found = _told_more(answers, found, capture)
     if isinstance(found, Failed):
-        raise _beside(found.error, first)
+        raise _with_first_error(found.error, first)
     return found
 
 
-def _beside(error: Exception, first: Exception | None) -> Exception:
+def _with_first_error(error: Exception, first: Exception | None) -> Exception:
     """An error of code that was told that it is compiled, with what came of eager's answers."""
     if error is not first and not isinstance(error, WhenceError):
         error.add_note(

@@ -71,12 +71,14 @@ def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
     is_alike = all(getattr(held, fact) == getattr(given, fact) for fact in _FACTS)
     if not is_alike or held.layout is not torch.strided or held.stride() != given.stride():
         return "the data has another shape, dtype or device, or lies in memory otherwise"
-    if not share_memory(given, held) and any(share_memory(given, taken) for taken in _taken(recorder)):
+    if not share_memory(given, held) and any(
+        share_memory(given, taken) for taken in _placeholders_taken(recorder)
+    ):
         return "both would lie in one memory from then on, and a program has a value for each"
     return None
 
 
-def _taken(recorder: "Recorder") -> list[Any]:
+def _placeholders_taken(recorder: "Recorder") -> list[Any]:
     """Everything that is there when the model begins, and what got other data."""
     held = [node.meta["val"] for node in _recorded_placeholders(recorder)]
     return held + [recorder.stand_in(tensor) for tensor, _ in recorder.adopted.replaced.values()]

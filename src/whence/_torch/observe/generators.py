@@ -231,10 +231,10 @@ def _is_default(value: object) -> bool:
     """Whether a value is torch's default generator, or stands for it; operators see them in other clothes."""
     if not isinstance(value, torch.Generator):
         return False
-    return _identity(value) in map(_identity, (_DEFAULT, torch.random.default_generator))
+    return _generator_identity(value) in map(_generator_identity, (_DEFAULT, torch.random.default_generator))
 
 
-def _identity(generator: object) -> Any:
+def _generator_identity(generator: object) -> Any:
     """The same for every Python object that stands for one generator; asked past what stands in its place."""
     return object.__getattribute__(generator, "_cdata")
 

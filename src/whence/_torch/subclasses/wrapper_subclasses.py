@@ -165,10 +165,10 @@ def put_together(parts: Sequence[Any], layout: Composition) -> Any:
         return TensorParts(layout, tuple(parts))
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
         return _Together.apply(layout, *parts)
-    return _made(layout, parts)
+    return _made_of_parts(layout, parts)
 
 
-def _made(layout: Composition, parts: Sequence[Any]) -> Any:
+def _made_of_parts(layout: Composition, parts: Sequence[Any]) -> Any:
     make: Any = layout.kind
     held = dict(zip(layout.names, parts, strict=True)) | dict(layout.rest)
     sizes = [
@@ -236,7 +236,11 @@ def plain_parts_of(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
 
 
 def _joined(value: Any) -> Any:
-    return _made(value.layout, [*map(_joined, value.parts)]) if isinstance(value, TensorParts) else value
+    return (
+        _made_of_parts(value.layout, [*map(_joined, value.parts)])
+        if isinstance(value, TensorParts)
+        else value
+    )
 
 
 def carries_gradients(tensor: Tensor) -> bool:
@@ -250,7 +254,7 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: Composition, *parts: Any) -> Any:
         ctx.layout = layout
-        return _made(layout, [part.detach() for part in parts])
+        return _made_of_parts(layout, [part.detach() for part in parts])
 
     @staticmethod
     def backward(ctx: Any, received: Any) -> Any:

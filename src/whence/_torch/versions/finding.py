@@ -49,13 +49,13 @@ def _reached_name(name: str, *, load: bool) -> Any:
     """The module, class or function of that name; a module that fails while it is loaded says nothing."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
-        found = _module(".".join(parts[:length]), load=load)
+        found = _loaded_module(".".join(parts[:length]), load=load)
         if found is not _GONE:
             return found if found is _UNKNOWN else _below(found, parts[length:], load=load)
     return _GONE
 
 
-def _module(name: str, *, load: bool) -> Any:
+def _loaded_module(name: str, *, load: bool) -> Any:
     if not load:
         return sys.modules.get(name, _GONE)
     try:

@@ -86,7 +86,7 @@ class GeneratedCall:
         for name, target, keeps_shape in self.writes:
             is_gone = took is not None and isinstance(target, tuple) and took(target)
             if values[name] is not None and not is_gone:
-                _write(module, flat, target, values[name], keeps_shape)
+                _write_target(module, flat, target, values[name], keeps_shape)
         return self._returned(module, flat, values)
 
     def _returned(self, module: nn.Module, flat: Sequence[Any], values: dict[str, Any]) -> Any:
@@ -105,7 +105,7 @@ def carries_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _write(module: nn.Module, flat: Sequence[Any], target: Any, new: Any, keeps_shape: bool) -> None:
+def _write_target(module: nn.Module, flat: Sequence[Any], target: Any, new: Any, keeps_shape: bool) -> None:
     """Give an argument, or state of the module, its new value; one of another kind takes its place.
 
     An empty region without gradients would be a graph of its own in an export.

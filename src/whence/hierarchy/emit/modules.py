@@ -69,7 +69,7 @@ def _trees(program: FlatProgram, called: Mapping[ModulePath, object]) -> dict[Mo
         if record.same_as is not None:
             made[record.path] = made[record.same_as]
         elif record.path != ROOT:
-            made[record.path] = _module(record, is_called=record.path in are_called)
+            made[record.path] = _module_of_record(record, is_called=record.path in are_called)
         if record.path != ROOT:
             _attach(made.get(record.path.parent, made[ROOT]), record.path.name, made[record.path])
     return made
@@ -81,7 +81,7 @@ def _root_module(program: FlatProgram) -> Tree:
     return kind(program.name if record is None else record.type)
 
 
-def _module(record: ModuleRecord, *, is_called: bool) -> nn.Module:
+def _module_of_record(record: ModuleRecord, *, is_called: bool) -> nn.Module:
     if record.container == record.type and not is_called:
         return _CONTAINERS[record.container]()
     return TreeList(record.type) if record.container in _LISTS else Tree(record.type)
@@ -114,7 +114,7 @@ def _fill_module(module: nn.Module, record: ModuleRecord, state: Mapping[str, Te
         module._modules[name] = None
     for name, held in record.tensors:
         if isinstance(module, Tree) and name in OWN_NAMES:
-            raise _taken(record, name)
+            raise _plain_tensor_held(record, name)
         if held in state:
             module.__dict__[name] = state[held]
     module.__dict__["training"] = record.training
@@ -122,7 +122,7 @@ def _fill_module(module: nn.Module, record: ModuleRecord, state: Mapping[str, Te
         module.__dict__[CAPTURED_MODE] = record.training
 
 
-def _taken(record: ModuleRecord, name: str) -> UsageError:
+def _plain_tensor_held(record: ModuleRecord, name: str) -> UsageError:
     return UsageError(
         f"{record.type} holds a tensor as its plain attribute {name}",
         where=Place(str(record.path)),

@@ -120,7 +120,7 @@ def write(
     is_backward = phase is Phase.BACKWARD
     if is_backward and body.kept:
         parameters.insert(0, "kept")
-        writer.write(f"{_targets(writer, body.kept)} = kept")
+        writer.write(f"{_assigned_names(writer, body.kept)} = kept")
         writer.write("kept.clear()")
     for name, path in body.reads:
         changing = not plan.program.has_backward and name in plan.program.facts.histories
@@ -162,7 +162,7 @@ def _copy_of_state(writer: _BodyWriter, name: str) -> str:
     return f"{local}.clone()" if name in writer.plan.program.facts.histories else local
 
 
-def _targets(writer: _BodyWriter, names: tuple[str, ...]) -> str:
+def _assigned_names(writer: _BodyWriter, names: tuple[str, ...]) -> str:
     return "".join(f"{writer.local(name)}, " for name in names)
 
 
@@ -205,7 +205,7 @@ def _write_call(writer: _BodyWriter, phase: Phase, number: int) -> None:
     arguments = map(writer.local, writer.plan.takes(phase, number))
     called = f"calls[{len(writer.calls)}]({', '.join(['module', *arguments])})"
     writer.calls.append(number)
-    writer.write(f"{_targets(writer, results)} = {called}" if results else called)
+    writer.write(f"{_assigned_names(writer, results)} = {called}" if results else called)
 
 
 def attribute(owner: str, path: ModulePath) -> str:

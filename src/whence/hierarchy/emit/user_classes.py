@@ -31,7 +31,7 @@ def instances(program: FlatProgram, model: object) -> dict[ModulePath, nn.Module
     Raises `UsageError` naming every module that does not fit, or cannot be made without `__init__`.
     """
     given = _modules_of(program, model)
-    made, faults = _made(given)
+    made, faults = _empty_instances(given)
     UsageError.refuse((*_misfits(program, given), *faults))
     for module in given.values():
         _fill(made[id(module)], module, made)
@@ -66,7 +66,7 @@ def _misfits(program: FlatProgram, given: Mapping[ModulePath, nn.Module]) -> Ite
             yield Fault(what, where, remedy=remedy)
 
 
-def _made(given: Mapping[ModulePath, nn.Module]) -> tuple[dict[int, nn.Module], list[Fault]]:
+def _empty_instances(given: Mapping[ModulePath, nn.Module]) -> tuple[dict[int, nn.Module], list[Fault]]:
     """An empty instance for every module, by the identity of the original."""
     made: dict[int, nn.Module] = {}
     faults: list[Fault] = []

@@ -83,7 +83,7 @@ def interface_of(plan: Plan, number: int) -> Interface | None:
         result=result,
         writes=tuple(_state_writes(plan, number, leaves)),
         hidden=tuple(name for name in plan.calls[number].forward.inputs if name not in known),
-        gradients=_gradients(plan, number, leaves, result) if program.has_backward else None,
+        gradients=_gradient_interface(plan, number, leaves, result) if program.has_backward else None,
         loss=loss if number == ROOT_CALL else None,
         sizes=sizes,
     )
@@ -150,7 +150,7 @@ def _state_writes(
             yield last, path
 
 
-def _gradients(
+def _gradient_interface(
     plan: Plan, number: int, leaves: tuple[str | None, ...], result: Structure
 ) -> GradientInterface:
     return _root_gradients(plan) if number == ROOT_CALL else _inner_gradients(plan, number, leaves, result)

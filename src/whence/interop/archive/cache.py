@@ -155,7 +155,7 @@ def _named_by(program: FlatProgram) -> Iterator[str]:
     lines += [*program.asked, *(guard.source for guard in program.guards)]
     yield from (line.file for line in lines if line is not None and _is_watched(line.file))
     kinds = {kind for holder in program.guards.holders for kind in holder.type.__mro__}
-    functions = [target for guard in program.guards for target in _functions_in(guard.expected)]
+    functions = [target for guard in program.guards for target in _functions_expected(guard.expected)]
     if program.loss_function is not None:
         functions.append(program.loss_function)
     for thing in (*kinds, *functions):
@@ -167,11 +167,11 @@ def _named_by(program: FlatProgram) -> Iterator[str]:
         yield from (each for each in (name, code) if each and _is_watched(each))
 
 
-def _functions_in(expected: Any) -> Iterator[Any]:
+def _functions_expected(expected: Any) -> Iterator[Any]:
     if isinstance(expected, ExpectedFunction):
         yield expected.target
     for inside in inside_of(expected):
-        yield from _functions_in(inside)
+        yield from _functions_expected(inside)
 
 
 def _is_watched(file: str) -> bool:

@@ -38,7 +38,7 @@ def written(state: Mapping[str, Tensor]) -> tuple[list[Any], bytes, list[Fault]]
     """
     numbers: dict[str, Tensor] = {}
     rows, faults = list[Any](), list[Fault]()
-    shared, first = _shared(state.values()), dict[int, str]()
+    shared, first = _shared_memories(state.values()), dict[int, str]()
     for name, tensor in state.items():
         if (known := first.setdefault(id(tensor), name)) != name:
             rows.append([name, known])
@@ -69,7 +69,7 @@ def _storage_address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def _shared(tensors: Iterable[Tensor]) -> dict[int, str]:
+def _shared_memories(tensors: Iterable[Tensor]) -> dict[int, str]:
     """The memories in which several tensors lie."""
     seen: dict[int, set[int]] = {}
     for tensor in tensors:
@@ -113,11 +113,11 @@ def read(rows: Any, content: bytes | None) -> dict[str, Tensor]:
     memories: dict[str, Any] = {}
     found: dict[str, Tensor] = {}
     for name, *row in map(listed, listed(rows)):
-        found[text(name)] = found[row[0]] if len(row) == 1 else _tensor(name, numbers, memories, *row)
+        found[text(name)] = found[row[0]] if len(row) == 1 else _read_tensor(name, numbers, memories, *row)
     return found
 
 
-def _tensor(name: str, numbers: Mapping[str, Tensor], memories: dict[str, Any], *row: Any) -> Tensor:
+def _read_tensor(name: str, numbers: Mapping[str, Tensor], memories: dict[str, Any], *row: Any) -> Tensor:
     kind, dtype, device, shape, strides, requires_grad, memory = row
     wanted, sizes, steps = named_dtype(dtype), list(map(number, shape)), list(map(number, strides))
     raise_unless(min([0, *sizes, *steps]) >= 0, f"{name} has negative sizes")

@@ -50,9 +50,9 @@ def attach(graph: object, model: Any, words: GraphWords) -> FlatProgram:
     ready = readied(module)
     found, structure = _roles_of_graph(ready, state, replace(words, names=names_of_state(module)), spec)
     arguments = arguments_of(words, found.slots, subject)
-    _refuse(ready, [*found.faults, *arguments.faults, *_kind_faults(ready)])
+    _refuse_graph(ready, [*found.faults, *arguments.faults, *_kind_faults(ready)])
     sizes, faults = open_sizes(ready, arguments.leaves)
-    _refuse(ready, faults)
+    _refuse_graph(ready, faults)
     inputs = _Inputs(fx.Graph(), subject, state, found.slots, arguments)
     flat = _flat_of_graph(ready, inputs)
     pairs = zip(flat.returned, found.results, strict=True)
@@ -66,7 +66,9 @@ def attach(graph: object, model: Any, words: GraphWords) -> FlatProgram:
     sites = _attributed(nodes, phases, subject, inputs)
     results = _summed(flat.graph, results, inputs)
     functional = functional_form(flat)
-    program = _program(_AttachedParts(inputs, flat, functional, sites, phases, results, structure), sizes)
+    program = _program_of_graph(
+        _AttachedParts(inputs, flat, functional, sites, phases, results, structure), sizes
+    )
     check(program)
     return program
 
@@ -97,7 +99,7 @@ def _roles_of_graph(
     return found, spec if spec is not None else own
 
 
-def _refuse(ready: fx.GraphModule, faults: Sequence[Fault]) -> None:
+def _refuse_graph(ready: fx.GraphModule, faults: Sequence[Fault]) -> None:
     if faults:
         raise refusal(ready.graph, faults)
 
@@ -255,7 +257,7 @@ class _AttachedParts:
         return self.flat.graph
 
 
-def _program(parts: _AttachedParts, sizes: Sizes | None) -> FlatProgram:
+def _program_of_graph(parts: _AttachedParts, sizes: Sizes | None) -> FlatProgram:
     graph, inputs = parts.graph, parts.inputs
     outputs, values, result = _output_rows(parts)
     graph.output(tuple(values))
@@ -266,7 +268,7 @@ def _program(parts: _AttachedParts, sizes: Sizes | None) -> FlatProgram:
     convention = inputs.arguments.convention(any(reads_memory(node.target) for node in graph.nodes))
     facts = GraphFacts(
         seed=None if seed is None or not has_backward else seed.name,
-        histories=_histories(parts, outputs),
+        histories=_written_histories(parts, outputs),
         straight_through=straight | {n.name for n in parts.functional.straight if not has_backward},
     )
     write_facts(graph, facts)
@@ -321,7 +323,7 @@ def _output_rows(parts: _AttachedParts) -> tuple[list[Output], list[Any], Struct
     values = [final(row.value) if isinstance(row.value, fx.Node) else row.value for row in parts.results]
     pairs = list(zip(parts.results, values, strict=True))
     users = [value for row, value in pairs if row.kind is OutputKind.USER]
-    spec = _structure(parts, len(users))
+    spec = _structure_returned(parts, len(users))
     rows: list[tuple[Output, Any]] = [
         (Output("loss", OutputKind.LOSS, "loss", node=value.name), value)
         for row, value in pairs
@@ -334,7 +336,7 @@ def _output_rows(parts: _AttachedParts) -> tuple[list[Output], list[Any], Struct
     return [row for row, _ in rows], [value for _, value in rows], result_of(users, spec)
 
 
-def _structure(parts: _AttachedParts, count: int) -> TreeSpec:
+def _structure_returned(parts: _AttachedParts, count: int) -> TreeSpec:
     """As the graph says where all it returns is the user's; or else one value, or a tuple."""
     spec = parts.structure
     if spec is not None and spec.num_leaves == count and (count == len(parts.results) or spec.is_leaf()):
@@ -367,7 +369,7 @@ def _written_in_place(parts: _AttachedParts, known: set[str | None]) -> Iterator
                 yield Output(f"new_{row.name}", OutputKind.MUTATION, row.path, row.name, value.name), value
 
 
-def _histories(parts: _AttachedParts, outputs: Sequence[Output]) -> dict[str, tuple[str, ...]]:
+def _written_histories(parts: _AttachedParts, outputs: Sequence[Output]) -> dict[str, tuple[str, ...]]:
     gone = {node.name: [v.name for v in values] for node, values in parts.functional.history.items()}
     return {
         row.of: tuple(dict.fromkeys((*gone.get(row.of, ()), row.node)))

@@ -332,7 +332,7 @@ def _described_results(
     returned: Sequence[tuple[Any, Any]], slots: Sequence[Slot]
 ) -> tuple[list[Result], list[Fault]]:
     owners = {slot.node.meta.get("desc"): slot for slot in slots if slot.node.meta.get("desc") is not None}
-    named = {_key(described(descriptor)): slot.path for descriptor, slot in owners.items()}
+    named = {_state_or_argument(described(descriptor)): slot.path for descriptor, slot in owners.items()}
     results, faults = [], []
     for value, descriptor in returned:
         known = described(descriptor)
@@ -340,15 +340,15 @@ def _described_results(
             results.append(Result(value, OutputKind.GRADIENT))  # of what takes none
         elif known is None or (known.result is not None and not known.role):
             results.append(Result(value, OutputKind.USER))
-        elif known.role in ("gradient", "mutation") and _key(known) in named:
-            results.append(Result(value, OutputKind(known.role), named[_key(known)]))
+        elif known.role in ("gradient", "mutation") and _state_or_argument(known) in named:
+            results.append(Result(value, OutputKind(known.role), named[_state_or_argument(known)]))
         else:
             what = f"an output is a {known.other or known.role}, which a program has no place for"
             faults.append(Fault(what, remedy=_SAY_OUTPUTS))
     return results, faults
 
 
-def _key(known: DescribedValue | None) -> tuple[str | None, int | None]:
+def _state_or_argument(known: DescribedValue | None) -> tuple[str | None, int | None]:
     return (None, None) if known is None else (known.state, known.argument)
 
 

@@ -48,7 +48,7 @@ KeptConventions = Mapping[tuple[ModulePath, int], KeptConvention]
 _NOTHING_KEPT: KeptConventions = MappingProxyType({})
 
 
-def _held_by(program: FlatProgram) -> StateUses:
+def _state_uses(program: FlatProgram) -> StateUses:
     """What the modules of a program find in themselves; what it returns they hand out."""
     paths = {row.name: row.attribute_paths for row in program.signature.state}
     versions = {value: paths[name] for value, name in program.facts.holders.items() if name in paths}
@@ -77,7 +77,7 @@ def with_structures(program: FlatProgram, kept: KeptConventions = _NOTHING_KEPT)
             _cross(calls, source, homes.get(source, 0), home, (taken, given))
         if node.name in results:
             _leave(calls, node.name, home, 0, given)
-    held, kept = _held_by(program), {**kept, (ROOT, 0): _whole_call(program)}
+    held, kept = _state_uses(program), {**kept, (ROOT, 0): _whole_call(program)}
     rows = (calls.program, *(_call_with_values(row, taken, given, held, kept) for row in calls))
     return replace(calls, rows=rows)
 
@@ -117,7 +117,7 @@ def _call_with_values(
         return replace(row, inputs=known.inputs, outputs=known.outputs)
     _, spec = tree_flatten((tuple(inputs), {}))
     leaves = tuple(map(Named, inputs))
-    return replace(row, inputs=Structure(spec, leaves), outputs=_result(outputs))
+    return replace(row, inputs=Structure(spec, leaves), outputs=_result_of_names(outputs))
 
 
 def follows(node: fx.Node, read: Iterable[fx.Node]) -> bool:
@@ -130,7 +130,7 @@ def follows(node: fx.Node, read: Iterable[fx.Node]) -> bool:
     return names_in(size) <= shown
 
 
-def _result(names: list[str]) -> Structure:
+def _result_of_names(names: list[str]) -> Structure:
     leaves: tuple[Leaf, ...] = tuple(map(Named, names)) or (Constant(None),)
     _, spec = tree_flatten(tuple(names) if len(names) > 1 else "value")
     return Structure(spec, leaves)

@@ -67,7 +67,7 @@ def records_of(
     usual = all(training.values()) if training else True
     children = _children(paths)
     return tuple(
-        _record(path, names[first], _Facts(held, types, children), _mode(path, training, usual))
+        _record_of_name(path, names[first], _Facts(held, types, children), _mode(path, training, usual))
         for path in paths
         for first in (instances.first(path),)
     )
@@ -80,7 +80,9 @@ class _Facts:
     children: Mapping[ModulePath, list[str]]
 
 
-def _record(path: ModulePath, names: Sequence[ModulePath], facts: _Facts, training: bool) -> ModuleRecord:
+def _record_of_name(
+    path: ModulePath, names: Sequence[ModulePath], facts: _Facts, training: bool
+) -> ModuleRecord:
     """One name of a module that has all of `names`."""
     held = facts.held[path].with_all_of(facts.held[name] for name in names)
     spoken = next((facts.types[name] for name in (path, *names) if name in facts.types), None)

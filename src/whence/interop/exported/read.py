@@ -74,7 +74,7 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
         functional, lambda node: flat.regions.get(node, outside).without_grad, any_input=True
     )
     records = _records(exported, rows, sites, chains)
-    program = _program(
+    program = _program_of_parts(
         _ExportedParts(exported, flat, functional, rows, sites, heard, records, users, returned, written),
         straight,
     )
@@ -244,7 +244,7 @@ def _records(
     return records_of(modules, rows, chains, reads, sites.calls.program.site.type, training)
 
 
-def _program(parts: _ExportedParts, straight: frozenset[str]) -> FlatProgram:
+def _program_of_parts(parts: _ExportedParts, straight: frozenset[str]) -> FlatProgram:
     graph, exported = parts.flat.graph, parts.exported
     regions, outside = parts.flat.regions, Region()
     out_spec = exported.call_spec.out_spec

@@ -95,7 +95,7 @@ def state_of(exported: ExportedProgram, unused: Mapping[str, Tensor]) -> tuple[S
     """
     groups: dict[Any, list[NamedTensor]] = {}
     for named in _in_order(exported, list(_constants_by_name(exported, unused))):
-        groups.setdefault(_identity(named.tensor), []).append(named)
+        groups.setdefault(_tensor_identity(named.tensor), []).append(named)
     used = {node.name for node in exported.graph.nodes if node.op == "placeholder" and node.users}
     rows = [State(tuple(names)) for group in groups.values() for names in _split(group, used)]
     return tuple(sorted(rows, key=lambda row: _ORDER.index(row.kind)))
@@ -146,7 +146,7 @@ def _in_order(exported: ExportedProgram, rows: Sequence[NamedTensor]) -> list[Na
     ]
 
 
-def _identity(tensor: Tensor) -> Any:
+def _tensor_identity(tensor: Tensor) -> Any:
     """What is equal for two names of one tensor."""
     if tensor.layout is not torch.strided or not tensor.numel() or tensor.is_meta:
         return id(tensor)

@@ -76,14 +76,14 @@ def _decompose(flat: Flat, node: fx.Node, region: Region) -> Any:
     if node.target is operator.getitem:
         return node
     if not isinstance(node.target, OpOverload):
-        _refuse(flat, node, "it is no operator, and what it does under autocast cannot be written down")
+        _note_fault(flat, node, "it is no operator, and what it does under autocast cannot be written down")
         return node
     values = {source: source.meta.get("val") for source in node.all_input_nodes}
     fakes, call = list(values.values()), partial(called_again, node, node.target, values)
     with torch.no_grad() if region.without_grad else nullcontext():
         operations, result = decomposition_of(call, fakes, region.autocast)
         plain = decomposition_of(call, fakes)[0] if region.autocast else operations
-    if region.autocast and _targets(plain) == _targets(operations):
+    if region.autocast and _operators_of(plain) == _operators_of(operations):
         return node
     splice = Splice(node, values, partial(_inherit, flat, node))
     try:
@@ -91,7 +91,7 @@ def _decompose(flat: Flat, node: fx.Node, region: Region) -> Any:
             splice.add(operation)
         replacement = splice.known(result)
     except UnknownValueError as unknown:
-        _refuse(flat, node, str(unknown))
+        _note_fault(flat, node, str(unknown))
         return node
     for gone, now in replace_by(node, replacement):
         _forget(flat, gone, now)
@@ -104,11 +104,11 @@ def _inherit(flat: Flat, node: fx.Node, made: fx.Node) -> None:
         flat.regions[made] = flat.regions[node]
 
 
-def _targets(operations: Sequence[Operation]) -> list[Any]:
+def _operators_of(operations: Sequence[Operation]) -> list[Any]:
     return [operation.target for operation in operations]
 
 
-def _refuse(flat: Flat, node: fx.Node, why: str) -> None:
+def _note_fault(flat: Flat, node: fx.Node, why: str) -> None:
     flat.faults.append(
         Fault(
             f"{op_name(node.target)} cannot be taken apart",

@@ -139,7 +139,7 @@ def _copy(
             made[node.name] = held[node.args[1]]
         else:
             name = node.name if is_outermost or node.name not in names else f"{node.name}_inner"
-            made[node.name] = _operation(flat, node, made, region, name)
+            made[node.name] = _inlined_operation(flat, node, made, region, name)
             if op_name(node.target) == _EFFECT:
                 made[node.name] = (None, *_results(flat, made[node.name], node.meta["val"][1:]))
         if is_outermost:
@@ -209,7 +209,9 @@ def _results(flat: Flat, node: fx.Node, values: tuple[Any, ...]) -> Iterator[fx.
     yield from [node] if len(values) == 1 else []
 
 
-def _operation(flat: Flat, node: fx.Node, made: Mapping[str, Any], region: Region, name: str) -> fx.Node:
+def _inlined_operation(
+    flat: Flat, node: fx.Node, made: Mapping[str, Any], region: Region, name: str
+) -> fx.Node:
     target, given = node.target, node.args
     if op_name(target) == _EFFECT:
         _, target, *given = given  # type: ignore[assignment]

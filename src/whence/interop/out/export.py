@@ -110,10 +110,10 @@ def _export_faults(program: FlatProgram) -> Iterator[Fault]:
             remedy="capture the forward alone, with backward=False",
         )
         return
-    yield from _composed(program)
+    yield from _composed_faults(program)
     yield from _effects(program)
     yield from decision_faults(program)
-    yield from _objects(program)
+    yield from _object_faults(program)
     by_name = {row.name: row for row in program.signature.inputs}
     for row in program.signature.outputs_of(OutputKind.MUTATION):
         changed = by_name.get(row.of or "")
@@ -132,7 +132,7 @@ def _export_faults(program: FlatProgram) -> Iterator[Fault]:
         )
 
 
-def _composed(program: FlatProgram) -> Iterator[Fault]:
+def _composed_faults(program: FlatProgram) -> Iterator[Fault]:
     """Tensors that are made of others: an exported program has one name for each, and one tensor."""
     signature = program.signature
     parts = [row.part for row in (*signature.state, *signature.inputs)]
@@ -158,7 +158,7 @@ def _effects(program: FlatProgram) -> Iterator[Fault]:
         )
 
 
-def _objects(program: FlatProgram) -> Iterator[Fault]:
+def _object_faults(program: FlatProgram) -> Iterator[Fault]:
     """Operations that are given objects, which an exported program has as inputs of a kind of their own."""
     for node in program.nodes():
         if isinstance(node.target, OpOverload) and not takes_objects(node.target):
@@ -222,12 +222,12 @@ def _nested(program: FlatProgram) -> dict[str, Any]:
 def _input_spec(row: Input) -> InputSpec:
     target = None if row.kind is InputKind.USER else row.path
     persistent = row.persistent if row.kind is InputKind.BUFFER else None
-    return InputSpec(_INPUTS[row.kind], _argument(row.name, row.value), target, persistent)
+    return InputSpec(_INPUTS[row.kind], _argument_specification(row.name, row.value), target, persistent)
 
 
 def _output_spec(program: FlatProgram, row: Output) -> OutputSpec:
     value = row.value if row.node is None else program.node(row.node).meta["val"]
-    argument = _argument(row.node or "", value)
+    argument = _argument_specification(row.node or "", value)
     if row.kind is OutputKind.USER:
         return OutputSpec(ExportedOutput.USER_OUTPUT, argument, None)
     changed = program.input(row.of or "")
@@ -235,7 +235,7 @@ def _output_spec(program: FlatProgram, row: Output) -> OutputSpec:
     return OutputSpec(_WRITTEN[changed.kind], argument, target)
 
 
-def _argument(name: str, value: Any) -> ArgumentSpec:
+def _argument_specification(name: str, value: Any) -> ArgumentSpec:
     if isinstance(value, Tensor):
         return TensorArgument(name)
     return SymIntArgument(name) if is_number(value) else ConstantArgument(name, value)

@@ -191,12 +191,12 @@ def page(
 
 def _section_lines(rows: Sequence[Guard]) -> Iterator[str]:
     """A line for each, and one for all functions that variables hold."""
-    functions = [row.what for row in rows if _is_function(row)]
-    yield from (_line(guard.what, guard, 1, 1) for guard in rows if not _is_function(guard))
+    functions = [row.what for row in rows if _is_about_function(row)]
+    yield from (_line(guard.what, guard, 1, 1) for guard in rows if not _is_about_function(guard))
     yield from [f"  {'functions':<24} {', '.join(functions)}"] if functions else []
 
 
-def _is_function(guard: Guard) -> bool:
+def _is_about_function(guard: Guard) -> bool:
     return guard.kind is GuardKind.VARIABLE and isinstance(guard.expected, ExpectedFunction)
 
 

@@ -83,7 +83,7 @@ class Shapes(AsJSON):
                 f"{'':<{_KIND}}  {'':<{width}}    {rule.dimensions[0]} must be {rule}" for rule in row.rules
             ]
         variants = [f"{'variant':<{_KIND}}  {where}" for where in self.variants]
-        return "\n".join([*lines, *_gradients(plain), *variants])
+        return "\n".join([*lines, *_gradient_lines(plain), *variants])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -91,7 +91,7 @@ class Shapes(AsJSON):
         return {"sizes": dict(self.names), "rows": rows, "variants": [*self.variants]}
 
 
-def _gradients(rows: Sequence[Shape]) -> Iterator[str]:
+def _gradient_lines(rows: Sequence[Shape]) -> Iterator[str]:
     """The gradients of parameters in a line, and those that are missing by name."""
     missing = [row.path for row in rows if row.dtype == NOTHING]
     if len(rows) > len(missing):

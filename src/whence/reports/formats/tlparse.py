@@ -29,14 +29,14 @@ def tlparse(figures: Row) -> str:
         (_artefact("whence_program"), json.dumps(program)),
     ]
     records += [({"chromium_event": {}}, json.dumps(event)) for event in trace(figures)["traceEvents"]]
-    return "".join(_record({**what, **compile_id}, payload) for what, payload in records)
+    return "".join(_log_record({**what, **compile_id}, payload) for what, payload in records)
 
 
 def _artefact(name: str) -> dict[str, Any]:
     return {"artifact": {"name": name, "encoding": "json"}}
 
 
-def _record(what: dict[str, Any], payload: str) -> str:
+def _log_record(what: dict[str, Any], payload: str) -> str:
     digest = hashlib.md5(payload.encode(), usedforsecurity=False).hexdigest()
     indented = payload.replace("\n", "\n\t")
     return f"{_PREFIX} {json.dumps({**what, 'has_payload': digest})}\n\t{indented}\n"

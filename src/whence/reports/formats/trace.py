@@ -57,7 +57,7 @@ def _events(figures: Row) -> Iterator[dict[str, Any]]:
     alive, now = dict(figures["memory"]["timeline"]), 0.0
     open_spans: Spans = ()
     for around, node in _Order(figures).steps("", ()):
-        shared = _shared(open_spans, around)
+        shared = _spans_shared(open_spans, around)
         yield from _closed(open_spans[shared:], now)
         for span in around[shared:]:
             yield _event(
@@ -65,7 +65,7 @@ def _events(figures: Row) -> Iterator[dict[str, Any]]:
             )
         open_spans, seconds = around, 0.0
         if not around or around[-1].told.get("node") != node.name:  # which runs no graphs
-            seconds, span = cost_with_inside(node, figures)[3], _operation(node, figures)
+            seconds, span = cost_with_inside(node, figures)[3], _span_of_operation(node, figures)
             length = (_nanoseconds(now + seconds) - _nanoseconds(now)) / 1000
             yield _event("X", span.label, now, dur=length, cat=span.category, args=span.told)
         if node.name in alive:
@@ -74,7 +74,7 @@ def _events(figures: Row) -> Iterator[dict[str, Any]]:
     yield from _closed(open_spans, now)
 
 
-def _operation(node: Drawn, figures: Row) -> _Span:
+def _span_of_operation(node: Drawn, figures: Row) -> _Span:
     flops, read, written, _ = cost_with_inside(node, figures)
     told = {"node": node.name, "line": node.row["origin"]["source"]}
     return _Span(
@@ -108,13 +108,13 @@ class _Order:
             spans = (*around, *(span for span in calls if span not in around))
             held = [name for name in dict.fromkeys(node.reads()) if name in self._holders]
             if held:
-                spans = (*spans, _operation(node, self._figures))
+                spans = (*spans, _span_of_operation(node, self._figures))
             yield spans, node
             for name in held:
                 yield from self.steps(name, spans)
 
 
-def _shared(open_spans: Sequence[_Span], around: Sequence[_Span]) -> int:
+def _spans_shared(open_spans: Sequence[_Span], around: Sequence[_Span]) -> int:
     """How many of the open spans are still around."""
     pairs = zip(open_spans, around, strict=False)
     return next(

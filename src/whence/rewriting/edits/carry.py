@@ -61,7 +61,7 @@ def carried(program: P, old: WorkingCopy, now: After, module: fx.GraphModule, so
         signature=replace(program.signature, outputs=outputs),
         calls=calls,
         convention=replace(program.convention, reads_memory=reads),
-        result=_result(program, outputs),
+        result=_carried_result(program, outputs),
         circumstances=replace(program.circumstances, replay=replace(program.replay, known=None)),
     )
 
@@ -115,7 +115,7 @@ def _outputs_carried(program: FlatProgram, now: After) -> Iterator[Output]:
         yield replace(row, node=value.name) if isinstance(value, fx.Node) else row
 
 
-def _result(program: FlatProgram, outputs: tuple[Output, ...]) -> Structure:
+def _carried_result(program: FlatProgram, outputs: tuple[Output, ...]) -> Structure:
     rows = (row for row in outputs if row.kind is OutputKind.USER)
     leaves: list[Leaf] = [
         leaf if row.node is None else Named(row.node)

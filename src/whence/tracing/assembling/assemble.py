@@ -77,7 +77,7 @@ def assemble(
     asked = {*asked_of_inputs(session.log, functional, {*recorded.prepared.nodes})}
     layouts_read = {name for name, fact in asked if fact is TensorFact.STRIDES}
     values = _final_values(recorded, functional)
-    custom = {} if recorded.backward.roots else custom_functions(_histories(recorded.results))
+    custom = {} if recorded.backward.roots else custom_functions(_histories_of_results(recorded.results))
     opaque = without_operators(custom, session.log)
     between = _begins_between(recorded, values)
     straight = _as_differentiated(recorded, functional, frozenset(custom))
@@ -270,7 +270,7 @@ def _written_between(functional: Functional) -> dict[str, tuple[str, ...]]:
     return {name: values for name, values in written.items() if values}
 
 
-def _histories(results: Iterable[Any]) -> list[Any]:
+def _histories_of_results(results: Iterable[Any]) -> list[Any]:
     histories = [history_of(leaf) for leaf in results if isinstance(leaf, Tensor)]
     return [history for history in histories if history is not None]
 

@@ -94,7 +94,7 @@ class Branches:
         """Call an operator with functions that close over nothing; they are recorded on the way."""
         self._state.objections.unfit(f"{operator.name()} runs functions inside it")
         form = form_of(operator)
-        functions = [value for value in tree_flatten((args, kwargs))[0] if _is_function(value)]
+        functions = [value for value in tree_flatten((args, kwargs))[0] if _is_callable_constant(value)]
         known = all(played(function) for function in functions)
         if is_transformed():
             raise self.refused(operator, "a transform of torch.func runs it")
@@ -480,7 +480,7 @@ def _wanted(operands: Any) -> bool:
     return any(isinstance(value, Tensor) and value.requires_grad for value in tree_flatten(operands)[0])
 
 
-def _is_function(value: Any) -> bool:
+def _is_callable_constant(value: Any) -> bool:
     return callable(value) and not isinstance(value, (Tensor, torch.dtype, *SYMBOLIC))
 
 

@@ -138,7 +138,7 @@ def _cross(log: Any, event: Crossed) -> None:
     log.exchanged.add(event.key)
 
 
-def _draw(log: Any, event: Drew) -> None:
+def _note_draw(log: Any, event: Drew) -> None:
     log.draws.append(event.node)
     if event.repeats:
         log.redraws[event.node] = event.first
@@ -163,7 +163,7 @@ _FOLLOWS: Mapping[type, Callable[[Any, Any], None]] = {
     events.InputQueried: lambda log, event: log.questions.setdefault(event.query.asked, event.query),
     events.ModeQueried: lambda log, event: log.modes.setdefault(event.mode.name, event.mode),
     events.DtypeQueried: lambda log, event: log.dtypes_asked.append(event.line),
-    Drew: _draw,
+    Drew: _note_draw,
     events.Unpacked: lambda log, event: log.unpacked.append(event.node),
     events.Lost: lambda log, event: log.lost.update({event.what: None}),
     events.Announced: lambda log, event: log.wholes.update(event.wholes),

@@ -140,16 +140,16 @@ def applied(left: Left) -> Iterator[None]:
         for row in left.outer:
             row.restore()
         for change in left.changes:
-            _write(change)
+            _write_change(change)
         yield
     finally:
         for row in reversed(outer):
             row.restore()
         for change, value, was_there in before:
-            _write(Change(change.holder, change.name, value, was_there))
+            _write_change(Change(change.holder, change.name, value, was_there))
 
 
-def _write(change: Change) -> None:
+def _write_change(change: Change) -> None:
     slot = dict(slots_of(type(change.holder))).get(change.name)
     if slot is not None:
         slot.__set__(change.holder, change.after) if change.is_there else slot.__delete__(change.holder)

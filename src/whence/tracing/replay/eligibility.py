@@ -235,12 +235,14 @@ def _conditions(trial: WatchedCall, called: tuple[nn.Module, ...]) -> Conditions
         holders=frozenset(id(look.holder) for look in looks),
         inside=frozenset(id(module) for module, _ in trial.attributes),
         computing=tuple(
-            {id(look.holder): _held_by(look.holder) for look in looks if look.table == COMPUTED}.values()
+            {
+                id(look.holder): _thing_reached(look.holder) for look in looks if look.table == COMPUTED
+            }.values()
         ),
     )
 
 
-def _held_by(holder: object) -> ReachedThing:
+def _thing_reached(holder: object) -> ReachedThing:
     return ReachedThing(holder, parts_of(holder))
 
 

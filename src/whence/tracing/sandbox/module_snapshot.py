@@ -156,7 +156,7 @@ def _losses(kept: ModuleCopy, lines: Lines, line_of: Callable[[Tensor], str | No
             yield _loss_of_attribute(kept, name, value, lines, line_of)
     for content in kept.changed():
         known = {id(value) for value in values_of(content.before)}
-        for key, value in _items(content.thing):
+        for key, value in _items_with_keys(content.thing):
             reassigned = content.path == "_buffers" and key in content.before
             if id(value) not in known and contains_fakes(value) and not reassigned:
                 registered = content.path in TABLES
@@ -215,7 +215,7 @@ def _warn_about(losses: Sequence[Loss]) -> None:
         )
 
 
-def _items(held: Any) -> list[tuple[Any, Any]]:
+def _items_with_keys(held: Any) -> list[tuple[Any, Any]]:
     return list(held.items()) if isinstance(held, dict) else [("", value) for value in held]
 
 

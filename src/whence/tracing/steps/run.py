@@ -117,9 +117,8 @@ def record_step(
             outcome, settled = host.settle(place), replace(wish, host=wish.host.settled)
             refuse_changes_of_its_own(own, found, settled, place)
             recorded = _recorded(session, found, settled, inputs, recorded, outcome)
-            step = replace(
-                recorded.step, hooked=_in_words(subject), actors=(*reads.actors, *_methods(found.optimizer))
-            )
+            actors = (*reads.actors, *_methods(found.optimizer))
+            step = replace(recorded.step, hooked=_hooks_in_words(subject), actors=actors)
             rows = (*((row, None) for row in hooks), *reads.found(place))
             refuse_another_first_step(session, found, wish.operations)
             return replace(recorded, step=step, outside=rows)
@@ -151,7 +150,7 @@ def _hooks(subject: Subject) -> list[Outside]:
     ]
 
 
-def _in_words(subject: Subject) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _hooks_in_words(subject: Subject) -> tuple[tuple[str, tuple[str, ...]], ...]:
     rows = ((str(row.paths[0]), tuple(gradient_hooks(row.tensor))) for row in subject.state)
     return tuple((name, words) for name, words in rows if words)
 

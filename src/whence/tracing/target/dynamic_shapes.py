@@ -81,7 +81,7 @@ def dynamic_sizes(
         name: _argument_layout(value, path, positions)
         for name, path, value in arguments_of(subject.parameters, args, kwargs)
     }
-    found = list(_matched(layout, _by_name(layout, spec)) if spec else ())
+    found = list(_matched(layout, _specification_by_name(layout, spec)) if spec else ())
     faults = [row for row in found if isinstance(row, Fault)]
     wishes = dict(row for row in found if not isinstance(row, Fault))
     leaves = {leaf.position: leaf for leaf in _leaves_of_layout(layout)}
@@ -158,7 +158,7 @@ def _leaves_of_layout(layout: Layout) -> Iterator[ExampleLeaf]:
             yield from _leaves_of_layout(inside)
 
 
-def _by_name(layout: Mapping[str, Layout], spec: Any) -> Any:
+def _specification_by_name(layout: Mapping[str, Layout], spec: Any) -> Any:
     """A specification by position under the names of the arguments."""
     if isinstance(spec, dict):
         return spec

@@ -141,7 +141,7 @@ def _target(data: Any) -> tuple[str | None, ...]:
     return found
 
 
-def _constant(reader: "Reader", data: Any) -> Any:
+def _read_constant(reader: "Reader", data: Any) -> Any:
     """A tensor that has to be the program's own."""
     if data is None:
         return None
@@ -181,7 +181,9 @@ CODE = Special(
     lambda _, data: optional(lambda digest: CodePrint(text(digest)), data),
 )
 CONSTANT = Special(
-    "constant", lambda writer, value: None if value is None else [writer.described.tensor(value())], _constant
+    "constant",
+    lambda writer, value: None if value is None else [writer.described.tensor(value())],
+    _read_constant,
 )
 
 
@@ -322,7 +324,7 @@ def _structure_row(writer: "Writer", spec: TreeSpec) -> list[Any] | None:
     return [kind, context, [writer.pooled("structures", child) for child in spec.children()]]
 
 
-def _structure(reader: "Reader", row: Any) -> TreeSpec:
+def _read_structure(reader: "Reader", row: Any) -> TreeSpec:
     """The structure again; a container that this process does not know is missing."""
     if row is None:
         return leaf_spec()
@@ -389,4 +391,4 @@ def _length(reader: "Reader", data: Any) -> Any:
 PATHS = Special("paths", lambda _, path: list(path), lambda _, row: ModulePath(map(text, row)))
 CLASSES = Special("classes", _class_row, _class)
 TENSORS = Special("tensors", _tensor_row, _tensor)
-STRUCTURES = Special("structures", _structure_row, _structure)
+STRUCTURES = Special("structures", _structure_row, _read_structure)

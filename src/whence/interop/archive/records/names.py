@@ -134,7 +134,7 @@ class Described:
 
     def way(self, value: Iterable[Any]) -> list[list[str]] | None:
         """How a variable is reached from there; None where that cannot be said."""
-        steps = [_step(step) for step in value]
+        steps = [_step_record(step) for step in value]
         return None if None in steps else steps  # type: ignore[return-value]
 
     @cached_property
@@ -197,7 +197,7 @@ def _namespace(module: str) -> dict[str, Any] | None:
     return found.__dict__ if type(found) is type(sys) else None
 
 
-def _step(step: Any) -> list[str] | None:
+def _step_record(step: Any) -> list[str] | None:
     if step in (tuple, len):
         return ["keys" if step is tuple else "length", ""]
     match step:
@@ -220,7 +220,7 @@ def _is_told_by_identity(key: Any) -> bool:
     return its in (object.__hash__, type.__hash__)
 
 
-def _by_name(name: str) -> Callable[[Any], Any]:
+def _access_by_name(name: str) -> Callable[[Any], Any]:
     key = looked_up(name)
     return itemgetter(key) if _is_told_by_identity(key) else _unreachable
 
@@ -357,7 +357,7 @@ _BY_ONE_WORD = MappingProxyType(
 _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
     {
         "itemgetter": itemgetter,
-        "named": _by_name,
+        "named": _access_by_name,
         "index": lambda position: itemgetter(int(position)),
         "attrgetter": lambda _: attrgetter(_CONTENT),
         "methodcaller": lambda name: methodcaller("get", name),

@@ -99,7 +99,7 @@ class Conditions:
         looks: dict[int, list[Look]] = {}
         for look in self.looks:
             looks.setdefault(id(look.holder), []).append(look)
-        return tuple(_own(rows) for rows in looks.values())
+        return tuple(_looks_of_one(rows) for rows in looks.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Own:
     absent: frozenset[str]
 
 
-def _own(looks: Sequence[Look]) -> Own:
+def _looks_of_one(looks: Sequence[Look]) -> Own:
     held_by_others = frozenset(look.name for look in looks if look.table is None)
     absent = frozenset(look.name for look in looks if look.table is None and not look.is_there)
     return Own(
@@ -150,7 +150,7 @@ def likeness(
     comparison = _Comparison(conditions, Likeness({id(conditions.module): module}))
     comparison.not_told_apart(conditions.module, module, lambda: f"this {type(module).__name__}")
     for position, (before, now) in enumerate(zip(conditions.leaves, leaves, strict=True)):
-        comparison.same(before, now, partial(_argument, position))
+        comparison.same(before, now, partial(_argument_at, position))
     for look in conditions.of_classes:
         comparison.look(look)
     for own in conditions.own:
@@ -168,7 +168,7 @@ def likeness(
     return comparison.found
 
 
-def _argument(position: int) -> str:
+def _argument_at(position: int) -> str:
     return f"argument {position}"
 
 

@@ -26,11 +26,11 @@ def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
     outer = tuple(row for row in observed.left.outer if id(row.thing) not in held)
     reads = tuple(row for row in observed.reads if not is_left(row.holder, row.name))
     left = replace(observed.left, changes=changes, outer=outer) if changes or outer else Left()
-    beside = tuple((row, read.source) for read in observed.reads for row in _beside(read, places))
+    beside = tuple((row, read.source) for read in observed.reads for row in _entries_beside(read, places))
     return replace(observed, reads=reads, left=left, variables=(*observed.variables, *beside))
 
 
-def _beside(read: Read, places: Sequence[HostPlace]) -> Iterator[Outside]:
+def _entries_beside(read: Read, places: Sequence[HostPlace]) -> Iterator[Outside]:
     held = own_attributes(read.holder).get(read.name)
     put = [place.key for place in places if place.holder is held]
     if not put or not isinstance(held, dict):
