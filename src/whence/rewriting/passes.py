@@ -76,8 +76,8 @@ def apply(program: P, pass_: Pass | GraphPass) -> P:
 
 
 def _applied(program: P, chosen: Pass, *, is_given: bool) -> P:
-    with track(program, chosen.name) as edit:
-        edit.options = _in_short(repr(chosen)) if is_dataclass(chosen) and is_given else ""
+    options = _in_short(repr(chosen)) if is_dataclass(chosen) and is_given else ""
+    with track(program, chosen.name, options) as edit:
         chosen.rewrite(edit)
     return edit.program
 

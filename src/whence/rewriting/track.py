@@ -33,8 +33,8 @@ class Edit(Generic[P]):
     `options` is what the history of the program says of the pass besides its name.
     """
 
-    def __init__(self, program: P, name: str, old: WorkingCopy) -> None:
-        self.name, self.options = name, ""
+    def __init__(self, program: P, name: str, options: str, old: WorkingCopy) -> None:
+        self.name, self.options = name, options
         self.program = program
         self._module = old.working
         self._old = old
@@ -91,7 +91,7 @@ class Edit(Generic[P]):
 
 
 @contextmanager
-def track(program: P, name: str) -> Iterator[Edit[P]]:
+def track(program: P, name: str, options: str = "") -> Iterator[Edit[P]]:
     """Edits of a copy of the program's graph inside the block; at its end `edit.program` is the edited one.
 
     Raises `LostProvenance`, naming every node, where it is not known what a new node was made from, or the
@@ -107,7 +107,7 @@ def track(program: P, name: str) -> Iterator[Edit[P]]:
         program = alone(program)
     told: Told = []
     old = before(program)
-    edit = Edit(program, name, old)
+    edit = Edit(program, name, options, old)
     with replacements_told(old.working, lambda node, new: told.append((node, new))):
         yield edit
     edit.program = _finished_edit(edit, old, told)

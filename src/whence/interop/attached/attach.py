@@ -95,8 +95,8 @@ def _roles_of_graph(
     notes = list(last.meta.get("desc") or ())
     notes = notes if len(notes) == len(values) else [None] * len(values)
     found = told(placeholders, list(zip(values, notes, strict=True)), state, words)
-    found.results = found.results or [Result(value, OutputKind.USER) for value in values]
-    return found, spec if spec is not None else own
+    results = found.results or [Result(value, OutputKind.USER) for value in values]
+    return replace(found, results=results), spec if spec is not None else own
 
 
 def _refuse_graph(ready: fx.GraphModule, faults: Sequence[Fault]) -> None:

@@ -69,7 +69,7 @@ class Result:
     of: str | None = None
 
 
-@dataclass
+@dataclass(frozen=True)
 class Told:
     """All inputs and outputs, and everything that does not fit."""
 
@@ -208,15 +208,10 @@ def told(
     teller = Teller(state, words, nodes)
     open_nodes = [node for node in nodes if ATTRIBUTE not in node.meta]
     positions = {node: at for at, node in enumerate(open_nodes)}
-    found = Told([teller.slot(positions.get(node, -1), node) for node in nodes])
-    found.faults = [
-        *teller.faults,
-        *_count_faults(words, open_nodes, teller.rows),
-        *_slot_faults(found.slots),
-    ]
-    found.results, faults = _results(returned, found.slots, words, teller.rows)
-    found.faults += faults
-    return found
+    slots = [teller.slot(positions.get(node, -1), node) for node in nodes]
+    results, faults = _results(returned, slots, words, teller.rows)
+    counted = _count_faults(words, open_nodes, teller.rows)
+    return Told(slots, results, [*teller.faults, *counted, *_slot_faults(slots), *faults])
 
 
 def _count_faults(
