@@ -71,12 +71,9 @@ def violations(path: str, source: str) -> list[str]:
 
 
 TWO_WAY = {
-    "_torch/autograd, _torch/observe",
-    "_torch/autograd, _torch/record",
     "_torch/deciding, _torch/record",
     "_torch/higher_order, _torch/record",
     "_torch/operators, _torch/record",
-    "_torch/record, _torch/subclasses",
 }
 """Folders of one room that still know each other: the recorder of PyTorch's calls, and what it asks."""
 

@@ -1,10 +1,12 @@
-"""Whose code a file holds."""
+"""Whose code a file holds, and in which a function is defined."""
 
+import inspect
 import os
 import sys
 import sysconfig
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,3 +39,13 @@ def folder_of(package: str) -> str | None:
 
 ALGEBRA = tuple(folder for name in ("sympy", "mpmath") if (folder := folder_of(name)))
 """Where the packages are by which torch computes with sizes."""
+
+
+def hook_in_words(hook: Any) -> str:
+    """The name of a hook and the line where it is defined: `clip at model.py:12`."""
+    while hasattr(hook, "func"):  # a partial
+        hook = hook.func
+    function = inspect.unwrap(hook) if callable(hook) else hook
+    name = getattr(function, "__qualname__", type(function).__name__)
+    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
+    return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from whence._torch.elsewhere.target import class_meant
+from whence._torch.fakes import FakeTensor
 from whence._torch.plain_values import PLAIN
-from whence._torch.record.recorder import FakeTensor
 from whence._torch.sizes.symbols import comparable, has_open_sizes
 from whence._torch.tensors import attributes_set_on
 from whence.program.guards.expectations import TensorFacts

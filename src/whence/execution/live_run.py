@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whence._torch.files import hook_in_words
 from whence._torch.observe.attribute_reads import NOTHING
-from whence._torch.observe.hooks import gradient_hooks, hook_in_words
+from whence._torch.observe.hooks import gradient_hooks
 from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
 from whence._torch.plain_values import same_objects
 from whence._torch.tensors import storage_of

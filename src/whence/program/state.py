@@ -8,8 +8,8 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch import Tensor, fx
 
+from whence._torch.fakes import FakeTensor
 from whence._torch.graphs import graph_module, nested_graph, own_copy, placeholder
-from whence._torch.record.recorder import FakeTensor
 from whence._torch.subclasses.spread import out_of_reach
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
 from whence.errors import CallError, Fault, UsageError

@@ -18,11 +18,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from whence._torch.fakes import fake_at
+from whence._torch.fakes import FakeTensorMode, fake_at
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import is_composite, op_name
 from whence._torch.pytrees import tree_flatten, tree_unflatten
-from whence._torch.record.recorder import FakeTensorMode
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.sizes.numbers import OF_DECISIONS
 from whence._torch.sizes.symbols import SYMBOLIC, mode_for_sizes, open_shape, size_at

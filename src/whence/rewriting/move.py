@@ -7,10 +7,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, fx, nn
 
-from whence._torch.fakes import fake_at
+from whence._torch.fakes import FakeTensor, fake_at
 from whence._torch.graphs import fake_result, own_copy
 from whence._torch.pytrees import tree_flatten, tree_map_only
-from whence._torch.record.recorder import FakeTensor
 from whence.errors import Fault, Place, UsageError
 from whence.program import FlatProgram
 from whence.program.arguments.variants import with_variants

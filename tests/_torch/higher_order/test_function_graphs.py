@@ -13,6 +13,7 @@ from torch import fx, nn
 from torch._higher_order_ops import utils
 from torch.fx.experimental import proxy_tensor
 
+from whence._torch.fakes import FakeTensorMode
 from whence._torch.higher_order.function_graphs import (
     Played,
     functions_traced,
@@ -22,7 +23,6 @@ from whence._torch.higher_order.function_graphs import (
     played,
     stop_playing,
 )
-from whence._torch.record.recorder import FakeTensorMode
 
 OPERATORS = ("cond", "while_loop", "scan", "associative_scan", "map_impl", "flex_attention")
 

@@ -11,14 +11,8 @@ from torch import Tensor, nn
 from torch.autograd import graph
 from torch.utils.hooks import BackwardHook
 
-from whence._torch.observe.hooks import (
-    CALL_OF_MODULE,
-    _hook_lines,
-    calls_a_hook,
-    gradient_hooks,
-    has_hooks,
-    hook_in_words,
-)
+from whence._torch.files import hook_in_words
+from whence._torch.observe.hooks import CALL_OF_MODULE, _hook_lines, calls_a_hook, gradient_hooks, has_hooks
 
 X = torch.ones(2, 2, requires_grad=True)
 

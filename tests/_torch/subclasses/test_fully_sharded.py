@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-from whence._torch.record.recorder import FakeTensor, FakeTensorMode
+from whence._torch.fakes import FakeTensor, FakeTensorMode
 from whence._torch.subclasses.fully_sharded import (
     besides_gathering,
     can_be_put_aside,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
-from whence._torch.record.recorder import FakeTensor
+from whence._torch.fakes import FakeTensor
 from whence.tracing.reads.type_queries import TYPE
 from whence.tracing.steps.host.stand_ins import growing
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -21,8 +21,10 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, trac
 
 from whence._torch.autograd.nodes import nodes_below_tensors
 from whence._torch.patching import patched
-from whence._torch.record.recorder import Recorder
 from whence._torch.subclasses.wrapper_subclasses import is_composed
+
+if TYPE_CHECKING:
+    from whence._torch.record.recorder import Recorder
 
 aten = torch.ops.aten
 Produced = Sequence[Tensor | None]
@@ -47,7 +49,7 @@ operator whose result has a fixed size gives them."""
 class _Ran:
     """What was recorded while an autograd node ran, and what it handed on."""
 
-    recorder: Recorder
+    recorder: "Recorder"
     operations: Sequence[fx.Node]
     produced: Produced
 
@@ -70,7 +72,7 @@ class _Ran:
 
 
 def as_eager_takes_it(
-    recorder: Recorder, node: Node, recorded: tuple[Sequence[fx.Node], int], produced: Produced
+    recorder: "Recorder", node: Node, recorded: tuple[Sequence[fx.Node], int], produced: Produced
 ) -> Produced:
     """What an autograd node hands on; from a position in the recording on, it was recorded."""
     rule = _RULES.get(type(node).__name__)

@@ -14,8 +14,7 @@ from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence._torch.files import WHENCE, is_library
-from whence._torch.observe.hooks import hook_in_words
+from whence._torch.files import WHENCE, hook_in_words, is_library
 from whence._torch.patching import patched
 
 

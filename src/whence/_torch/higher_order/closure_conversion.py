@@ -17,13 +17,13 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, track_tensor_tree
 
 from whence._torch.autograd.nodes import below_autograd
-from whence._torch.fakes import FakeMaker
+from whence._torch.fakes import FakeMaker, FakeTensor
 from whence._torch.higher_order.function_graphs import recording_paused
 from whence._torch.operators.schemas import HigherOrderOperator
 from whence._torch.pytrees import TreeSpec, tree_map_only, tree_unflatten
 from whence._torch.record.adopted import fresh_like
 from whence._torch.record.function_mode import FunctionMode
-from whence._torch.record.recorder import FakeTensor, Recorder, RecordingListener
+from whence._torch.record.recorder import Recorder, RecordingListener
 from whence._torch.sizes.symbols import expression, is_symbolic
 
 _WHILE = torch.ops.higher_order.while_loop

@@ -20,7 +20,7 @@ from torch.autograd import graph
 from torch.nn.modules import module as torch_module
 from torch.utils.hooks import BackwardHook
 
-from whence._torch.files import DOOR
+from whence._torch.files import DOOR, hook_in_words
 
 _LOCALS = {"hook", "user_hook", "user_pre_hook"}
 """The variables of torch's functions that hold a hook when it is called."""
@@ -123,13 +123,3 @@ def hooks_on_gradient(tensor: Tensor) -> tuple[Any, ...]:
 def hooks_of_leaf(leaf: Tensor) -> tuple[dict[int, Any], dict[int, Any]]:
     """Where `leaf` keeps the hooks that run before its gradient is added to `.grad`, and those after it."""
     return leaf._backward_hooks or {}, getattr(leaf, "_post_accumulate_grad_hooks", None) or {}
-
-
-def hook_in_words(hook: Any) -> str:
-    """The name of a hook and the line where it is defined: `clip at model.py:12`."""
-    while hasattr(hook, "func"):  # a partial
-        hook = hook.func
-    function = inspect.unwrap(hook) if callable(hook) else hook
-    name = getattr(function, "__qualname__", type(function).__name__)
-    code = getattr(function, "__code__", None) or getattr(type(function).__call__, "__code__", None)
-    return name if code is None else f"{name} at {code.co_filename}:{code.co_firstlineno}"

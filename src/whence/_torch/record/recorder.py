@@ -61,7 +61,7 @@ from whence._torch.sizes.symbols import SYMBOLIC, environment_of, sized_like, sp
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence._torch.tensors import PLAIN_TENSORS
 
-__all__ = ["FakeTensor", "FakeTensorMode", "Recorder", "RecordingListener"]
+__all__ = ["Recorder", "RecordingListener"]
 
 _LIFT_FRESH = torch.ops.aten.lift_fresh.default
 _infers = torch.is_inference_mode_enabled

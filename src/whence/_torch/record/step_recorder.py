@@ -7,12 +7,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, fx
 
+from whence._torch.fakes import FakeTensorMode
 from whence._torch.function_tracer import FunctionTracer
 from whence._torch.record.annotations import note_function
 from whence._torch.record.direct_recording import unaliased
 from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.listener import ModelListener, RecordingListener
-from whence._torch.record.recorder import FakeTensorMode, Recorder
+from whence._torch.record.recorder import Recorder
 from whence._torch.sizes.numbers import (
     ITEM,
     Arithmetic,

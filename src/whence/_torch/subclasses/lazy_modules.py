@@ -12,8 +12,8 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import _disable_current_modes
 
+from whence._torch.fakes import FakeTensor
 from whence._torch.pytrees import tree_flatten, tree_unflatten
-from whence._torch.record.recorder import FakeTensor
 
 Initialised = Callable[[nn.Module], None]
 

@@ -8,7 +8,7 @@ from safetensors import SafetensorError
 from safetensors import torch as safetensors
 from torch import Tensor, nn
 
-from whence._torch.record.recorder import FakeTensor
+from whence._torch.fakes import FakeTensor
 from whence.errors import Fault
 from whence.interop.archive.records.checked import (
     listed,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from whence._torch.fakes import FakeTensor
 from whence._torch.operators.schemas import ASSERT
-from whence._torch.record.recorder import FakeTensor
 from whence._torch.sizes.drawn_numbers import DRAWN, spelled_number
 from whence._torch.sizes.numbers import ITEM
 from whence._torch.sizes.symbols import SYMBOLIC

@@ -10,10 +10,10 @@ from torch import Tensor, fx
 from whence._torch.autograd.derivatives import weigh_as_eager
 from whence._torch.autograd.nodes import history_of
 from whence._torch.autograd.switches import Switches
+from whence._torch.fakes import FakeTensor
 from whence._torch.graphs import graph_module
 from whence._torch.observe.hooks import has_backward_hooks
 from whence._torch.operators.schemas import differentiated_by_result, reads_memory, short_name
-from whence._torch.record.recorder import FakeTensor
 from whence._torch.refusals import made_unseen
 from whence._torch.sizes.symbols import without_decisions
 from whence._torch.tensors import autocast_state

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, fx
 
 from whence._torch.autograd.nodes import GradientKey, gradient_key
+from whence._torch.fakes import FakeTensor
 from whence._torch.pytrees import TreeSpec, tree_flatten, whole_leaves
-from whence._torch.record.recorder import FakeTensor
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients, is_composed, plain_parts
 from whence.errors import Place, UnsupportedInput
 

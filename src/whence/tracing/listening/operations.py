@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from whence._torch.autograd.nodes import inside_backward
-from whence._torch.observe.hooks import hook_in_words
+from whence._torch.files import hook_in_words
 from whence._torch.operators.schemas import draws
 from whence._torch.record.recorder import Recorder
 from whence._torch.refusals import hook_kept

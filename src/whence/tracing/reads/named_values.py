@@ -30,10 +30,10 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from whence._torch.fakes import FakeTensor
 from whence._torch.files import WHENCE, is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
-from whence._torch.record.recorder import FakeTensor
 from whence.dependence.code import (
     behind,
     defaults_of,

@@ -23,10 +23,10 @@ from weakref import ref
 import torch
 from torch import Tensor
 
+from whence._torch.fakes import FakeTensor
 from whence._torch.files import is_library
 from whence._torch.observe.attribute_reads import class_attribute, is_observable
 from whence._torch.plain_values import PLAIN_IN_WHOLE
-from whence._torch.record.recorder import FakeTensor
 from whence.dependence.code import (
     BY_TEXT,
     OF_ENVIRONMENT,

@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from whence._torch.fakes import class_in_eager
-from whence._torch.record.recorder import FakeTensor
+from whence._torch.fakes import FakeTensor, class_in_eager
 from whence._torch.tensor_questions import note_class_asked
 
 _IN_EAGER = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}

@@ -18,7 +18,7 @@ from whence._torch.autograd.replaced_data import replaced_inputs
 from whence._torch.autograd.saved_tensors import observed_packing
 from whence._torch.autograd.switches import modes_restored
 from whence._torch.deciding.decider import deciding
-from whence._torch.fakes import classes_said_in_eager
+from whence._torch.fakes import FakeTensorMode, classes_said_in_eager
 from whence._torch.higher_order.function_graphs import functions_traced, operators_called_directly
 from whence._torch.observe.attribute_reads import ReadListener
 from whence._torch.observe.checkpoints import observed_checkpoints
@@ -26,7 +26,6 @@ from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, 
 from whence._torch.observe.module_calls import CallObserver, observed_modules, observed_writes
 from whence._torch.patching import patches_undone
 from whence._torch.pytrees import TreeSpec, tree_flatten, whole_leaves
-from whence._torch.record.recorder import FakeTensorMode
 from whence._torch.sizes.numbers import is_recorded
 from whence._torch.sizes.plain_answers import symbols_taken_for_numbers
 from whence._torch.sizes.symbols import SYMBOLIC, fake_mode_of, is_symbolic, number_of

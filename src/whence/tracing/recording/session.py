@@ -7,8 +7,8 @@ from torch import fx
 
 from whence._torch.elsewhere.recorder import recorder_for
 from whence._torch.elsewhere.target import Elsewhere
+from whence._torch.fakes import FakeTensorMode
 from whence._torch.function_tracer import FunctionTracer
-from whence._torch.record.recorder import FakeTensorMode
 from whence.tracing.listening.branches import Branches
 from whence.tracing.listening.model_acts import ModelActs
 from whence.tracing.listening.operations import Operations

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from whence._torch.fakes import FakeTensor
 from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.pytrees import whole_leaves, with_whole_leaves
-from whence._torch.record.recorder import FakeTensor, Recorder
+from whence._torch.record.recorder import Recorder
 from whence._torch.sizes.symbols import is_symbolic
 from whence.dependence.observed import Change, Left, Read
 from whence.dependence.snapshots import Saved

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, fx, nn
 
+from whence._torch.fakes import FakeTensor
 from whence._torch.observe.attribute_reads import TABLES, own_attributes
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_flatten
-from whence._torch.record.recorder import FakeTensor
 from whence.dependence.snapshots import (
     ATTRIBUTES,
     CONTAINER,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from whence._torch.autograd.saved_tensors import packs_what_is_saved
-from whence._torch.record.recorder import FakeTensor
+from whence._torch.fakes import FakeTensor
 from whence.errors import Fault, Place, SideEffect
 
 _NOWHERE = -1

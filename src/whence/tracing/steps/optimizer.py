@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whence._torch.files import hook_in_words
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
-from whence._torch.observe.hooks import hook_in_words
 from whence._torch.observe.training_steps import (
     Optimizers,
     all_members_of,

@@ -28,10 +28,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from whence._torch.fakes import FakeTensor
 from whence._torch.files import is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
-from whence._torch.record.recorder import FakeTensor
 from whence._torch.sizes.numbers import is_recorded
 from whence.dependence.code import OF_ENVIRONMENT, function_in, globals_within, names_in
 from whence.dependence.snapshots import CONTAINERS, is_iterator

@@ -19,10 +19,10 @@ from whence._torch.autograd.nodes import (
     nodes_below_tensors,
     sequence_number,
 )
+from whence._torch.fakes import FakeTensor, FakeTensorMode
 from whence._torch.function_tracer import FunctionTracer
 from whence._torch.observe.module_calls import ObservedCall
 from whence._torch.observe.training_steps import Optimizers, all_members_of, is_scaling
-from whence._torch.record.recorder import FakeTensor, FakeTensorMode
 from whence._torch.record.step_recorder import StepRecorder
 from whence._torch.sizes.numbers import as_node
 from whence.errors import CaptureError, DataDependent, Place, UnsupportedStep
