@@ -213,13 +213,11 @@ def _difference_reached(
     program: FlatProgram, names: Sequence[str], run: Callable[[FlatProgram], Run]
 ) -> list[str]:
     """What differs when other numbers lie in the memory that these nodes give."""
-    rows = compare(
-        run(_with_memory_filled(program, names, 1)), run(_with_memory_filled(program, names, torch.nan))
-    )
+    rows = compare(run(_with_memory(program, names, 1)), run(_with_memory(program, names, torch.nan)))
     return [f"{row.kind} {row.name}" for row in rows if not row.equal]
 
 
-def _with_memory_filled(program: FlatProgram, names: Sequence[str], number: float) -> FlatProgram:
+def _with_memory(program: FlatProgram, names: Sequence[str], number: float) -> FlatProgram:
     module = own_copy(program.graph_module)
     for node in [node for node in module.graph.nodes if node.name in names]:
         dtype = node.meta["val"].dtype

@@ -336,19 +336,13 @@ def _value_layout(value: object) -> Any:
     """Shape, strides, dtype and device of a value."""
     if isinstance(value, Tensor):
         strides = value.stride() if value.layout is torch.strided else None
-        return (
-            value.dtype,
-            value.layout,
-            _comparable_sizes(value.shape),
-            _comparable_sizes(strides),
-            value.device,
-        )
+        return (value.dtype, value.layout, _hashable(value.shape), _hashable(strides), value.device)
     if isinstance(value, (list, tuple)):
         return tuple(map(_value_layout, value))
     return _constant(value)
 
 
-def _comparable_sizes(sizes: tuple[int, ...] | None) -> Any:
+def _hashable(sizes: tuple[int, ...] | None) -> Any:
     """Sizes, which have no hash of their own where they are symbols."""
     try:
         hash(sizes)

@@ -75,11 +75,7 @@ class ConstantFolding:
                 known[node] = value
         for node, value in known.items():
             is_read_outside = any(user not in known for user in node.users)
-            if (
-                node.all_input_nodes
-                and is_read_outside
-                and (made := _node_of_one_number(edit.graph, node, value))
-            ):
+            if node.all_input_nodes and is_read_outside and (made := _filled(edit.graph, node, value)):
                 edit.replaced(made, node)
                 node.replace_all_uses_with(made)
         for node in reversed(known):
@@ -99,7 +95,7 @@ class ConstantFolding:
         return value
 
 
-def _node_of_one_number(graph: fx.Graph, node: fx.Node, value: Tensor) -> fx.Node | None:
+def _filled(graph: fx.Graph, node: fx.Node, value: Tensor) -> fx.Node | None:
     """The node that makes the same tensor of one number; None for one of several."""
     if not value.numel() or not value.is_contiguous() or value.is_quantized:
         return None

@@ -39,12 +39,10 @@ def replace_data(recorder: "Recorder", tensor: Tensor, value: Tensor) -> None:
 def _placeholder(recorder: "Recorder", tensor: Tensor) -> fx.Node | None:
     """The input that a tensor is, or None for one that the model made."""
     adopted = recorder.adopted.nodes.get(id(tensor))
-    return adopted or next(
-        (node for node in _recorded_placeholders(recorder) if node.meta["val"] is tensor), None
-    )
+    return adopted or next((node for node in _given_nodes(recorder) if node.meta["val"] is tensor), None)
 
 
-def _recorded_placeholders(recorder: "Recorder") -> Iterable[fx.Node]:
+def _given_nodes(recorder: "Recorder") -> Iterable[fx.Node]:
     """The placeholders, found without a walk over the graph: averages replace the data of every weight."""
     return recorder.graph.find_nodes(op="placeholder", sort=False)
 
@@ -71,14 +69,12 @@ def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
     is_alike = all(getattr(held, fact) == getattr(given, fact) for fact in _FACTS)
     if not is_alike or held.layout is not torch.strided or held.stride() != given.stride():
         return "the data has another shape, dtype or device, or lies in memory otherwise"
-    if not share_memory(given, held) and any(
-        share_memory(given, taken) for taken in _placeholders_taken(recorder)
-    ):
+    if not share_memory(given, held) and any(share_memory(given, taken) for taken in _held_data(recorder)):
         return "both would lie in one memory from then on, and a program has a value for each"
     return None
 
 
-def _placeholders_taken(recorder: "Recorder") -> list[Any]:
+def _held_data(recorder: "Recorder") -> list[Any]:
     """Everything that is there when the model begins, and what got other data."""
-    held = [node.meta["val"] for node in _recorded_placeholders(recorder)]
+    held = [node.meta["val"] for node in _given_nodes(recorder)]
     return held + [recorder.stand_in(tensor) for tensor, _ in recorder.adopted.replaced.values()]

@@ -29,13 +29,9 @@ def modes_restored() -> Callable[[], None]:
 
     def restore() -> None:
         if _operation_modes() != operations:
-            _refill_modes(
-                operations, torch._C._len_torch_dispatch_stack, dispatch._pop_mode, dispatch._push_mode
-            )
+            _refill(operations, torch._C._len_torch_dispatch_stack, dispatch._pop_mode, dispatch._push_mode)
         if overrides._get_current_function_mode_stack() != functions:
-            _refill_modes(
-                functions, torch._C._len_torch_function_stack, overrides._pop_mode, overrides._push_mode
-            )
+            _refill(functions, torch._C._len_torch_function_stack, overrides._pop_mode, overrides._push_mode)
         for setting, value in settings:
             if setting.read() != value:
                 setting.write(value)
@@ -206,7 +202,7 @@ def _operation_modes() -> list[Any]:
     return list(dispatch._get_current_dispatch_mode_stack())
 
 
-def _refill_modes(
+def _refill(
     modes: list[Any], count: Callable[[], int], pop: Callable[[], Any], push: Callable[[Any], None]
 ) -> None:
     for _ in range(count()):

@@ -81,7 +81,7 @@ def _above_threshold(node: fx.Node) -> bool:
     return bool(value > threshold)  # type: ignore[operator]
 
 
-def _overloads_named(names: str, overload: str = "default") -> list[tuple[str, OpOverload]]:
+def _named(names: str, overload: str = "default") -> list[tuple[str, OpOverload]]:
     return [(name, getattr(getattr(aten, name), overload)) for name in names.split()]
 
 
@@ -111,11 +111,9 @@ _MAKE_SPARSE = (
 _COMPARE_IN_PLACE = [
     operator
     for overload in ("Scalar", "Tensor")
-    for _, operator in _overloads_named("eq_ ne_ gt_ ge_ lt_ le_", overload)
+    for _, operator in _named("eq_ ne_ gt_ ge_ lt_ le_", overload)
 ]
-_LOGICAL_IN_PLACE = [
-    operator for _, operator in _overloads_named("logical_and_ logical_or_ logical_xor_ logical_not_")
-]
+_LOGICAL_IN_PLACE = [operator for _, operator in _named("logical_and_ logical_or_ logical_xor_ logical_not_")]
 _RANDOM_NUMBERS_LIKE = [getattr(aten.randint_like, overload) for overload in aten.randint_like.overloads()]
 _SCATTERED = views.scattered(aten.as_strided_scatter.default)
 
@@ -142,7 +140,7 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten._native_batch_norm_legit_functional.default: Operator(training=5),
     **{
         operator: Operator(training=2)
-        for _, operator in _overloads_named("feature_dropout alpha_dropout native_dropout")
+        for _, operator in _named("feature_dropout alpha_dropout native_dropout")
     },
     aten.bernoulli_.float: Operator(twin=aten.bernoulli.p, zeroes_gradient=True),
     aten.normal_.default: Operator(twin=aten.normal_functional.default, zeroes_gradient=True),
@@ -181,9 +179,9 @@ ROWS: Mapping[OpOverload, Operator] = {
     # Arithmetic. The fake kernels of these four are quick ones, written in Python, and not those in C++.
     **{
         operator: Operator(layout=as_on_meta(operator), entry=getattr(torch, name))
-        for name, operator in _overloads_named("add div mul sub", "Tensor")
+        for name, operator in _named("add div mul sub", "Tensor")
     },
-    **{operator: Operator(entry=getattr(torch, name)) for name, operator in _overloads_named(_SAME_NAME)},
+    **{operator: Operator(entry=getattr(torch, name)) for name, operator in _named(_SAME_NAME)},
     aten.mean.dim: Operator(selects_sizes=True, entry=torch.mean),
     aten.sum.dim_IntList: Operator(selects_sizes=True, entry=torch.sum),
     aten.amax.default: Operator(selects_sizes=True),
@@ -202,12 +200,9 @@ ROWS: Mapping[OpOverload, Operator] = {
     },
     **{
         getattr(aten, name).vec: Operator(kernel=symbolic_kernels.resampled(operator))
-        for name, operator in _overloads_named(_RESAMPLED)
+        for name, operator in _named(_RESAMPLED)
     },
-    **{
-        operator: Operator(takes_symbols=True, layout=follows(0))
-        for _, operator in _overloads_named(_RESAMPLED)
-    },
+    **{operator: Operator(takes_symbols=True, layout=follows(0)) for _, operator in _named(_RESAMPLED)},
     aten.dropout.default: Operator(training=2, kernel=symbolic_kernels.dropout),
     aten.lstm.input: Operator(kernel=symbolic_kernels.lstm_in_layers),
     aten.gru.input: Operator(kernel=symbolic_kernels.stepwise(aten.gru.input, gru_cell)),

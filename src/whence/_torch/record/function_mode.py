@@ -191,11 +191,7 @@ class FunctionMode(TorchFunctionMode):
     def _decided_numbers(self, func: Any, data: Any, read: Sequence[Tensor]) -> Any:
         """Tensors in a list as numbers of the example."""
         decider = self.recorder.decider
-        numbers = (
-            {}
-            if decider is None
-            else {id(leaf): decider.content(_numbers_of_tensor, [leaf]) for leaf in read}
-        )
+        numbers = {} if decider is None else {id(leaf): decider.content(_as_numbers, [leaf]) for leaf in read}
         if decider is None or None in numbers.values():
             raise self.recorder.listener.model.value_needed(func, read, func)
         return tree_map_only(FakeTensor, lambda leaf: numbers[id(leaf)], data)
@@ -235,7 +231,7 @@ def _as_index(item: Any) -> Any:
     return torch.stack(tuple(item)) if is_whole else item
 
 
-def _numbers_of_tensor(tensor: Tensor) -> Any:
+def _as_numbers(tensor: Tensor) -> Any:
     return tensor.tolist()
 
 

@@ -165,10 +165,10 @@ def put_together(parts: Sequence[Any], layout: Composition) -> Any:
         return TensorParts(layout, tuple(parts))
     if torch.is_grad_enabled() and any(part.requires_grad for part in parts):
         return _Together.apply(layout, *parts)
-    return _made_of_parts(layout, parts)
+    return _whole_of(layout, parts)
 
 
-def _made_of_parts(layout: Composition, parts: Sequence[Any]) -> Any:
+def _whole_of(layout: Composition, parts: Sequence[Any]) -> Any:
     make: Any = layout.kind
     held = dict(zip(layout.names, parts, strict=True)) | dict(layout.rest)
     sizes = [
@@ -236,11 +236,7 @@ def plain_parts_of(value: Any) -> Iterator[tuple[tuple[str, ...], Tensor]]:
 
 
 def _joined(value: Any) -> Any:
-    return (
-        _made_of_parts(value.layout, [*map(_joined, value.parts)])
-        if isinstance(value, TensorParts)
-        else value
-    )
+    return _whole_of(value.layout, [*map(_joined, value.parts)]) if isinstance(value, TensorParts) else value
 
 
 def carries_gradients(tensor: Tensor) -> bool:
@@ -254,7 +250,7 @@ class _Together(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, layout: Composition, *parts: Any) -> Any:
         ctx.layout = layout
-        return _made_of_parts(layout, [part.detach() for part in parts])
+        return _whole_of(layout, [part.detach() for part in parts])
 
     @staticmethod
     def backward(ctx: Any, received: Any) -> Any:

@@ -71,9 +71,7 @@ def interface_of(plan: Plan, number: int) -> Interface | None:
         convention, result = _call_convention(plan, call.inputs, call.parameters), call.outputs
         leaves = tuple(leaf.name if isinstance(leaf, Named) else None for leaf in call.inputs.leaves)
     state = tuple(_own_state(plan, number, leaves))
-    sizes = (
-        () if number == ROOT_CALL else tuple(_interface_sizes(plan, number, convention.sizes, result.names))
-    )
+    sizes = () if number == ROOT_CALL else tuple(_size_rows(plan, number, convention.sizes, result.names))
     known = {*leaves, *(name for name, _ in (*state, *sizes))}
     loss = next((row.node for row in program.signature.outputs_of(OutputKind.LOSS)), None)
     return Interface(
@@ -106,7 +104,7 @@ def _call_convention(plan: Plan, inputs: Structure, parameters: inspect.Signatur
     return Convention(inputs.spec, tuple(leaves), paths, parameters, same, sizes=sizes)
 
 
-def _interface_sizes(
+def _size_rows(
     plan: Plan, number: int, known: Sizes | None, returned: Sequence[str]
 ) -> Iterator[tuple[str, str]]:
     """Body inputs and results that are sizes, and how they follow from those of the arguments."""
@@ -204,9 +202,7 @@ def _inner_gradients(
     shared = [name for name in names if names.count(name) > 1]
     candidates = [*(leaf for leaf in leaves if leaf), *(row.name for row in plan.program.signature.state)]
     terms = {
-        name: found
-        for name in candidates
-        if (found := _terms_within(facts.contributions(name), inside, plan))
+        name: found for name in candidates if (found := _own_terms(facts.contributions(name), inside, plan))
     }
     reasons = {
         "gradients of several results arrive as one value": shared or unclear,
@@ -244,7 +240,7 @@ def _passed_through(parts: Sequence[Contribution], inside: frozenset[int]) -> li
     return [parts[-1].sum or parts[-1].node]
 
 
-def _terms_within(parts: Sequence[Contribution], inside: frozenset[int], plan: Plan) -> tuple[str, ...]:
+def _own_terms(parts: Sequence[Contribution], inside: frozenset[int], plan: Plan) -> tuple[str, ...]:
     """What the call contributed to a gradient; sums that were made inside the call stand for their parts."""
     terms: list[str] = []
     for part in parts:

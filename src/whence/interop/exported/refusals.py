@@ -23,12 +23,7 @@ def refuse_unsupported(exported: object) -> ExportedProgram:
             f"expected a torch.export.ExportedProgram, got {type(exported).__name__}",
             remedy="pass what torch.export.export or torch.export.load returns",
         )
-    faults = [
-        *_joint(exported),
-        *_refused_inputs(exported),
-        *_placeholders(exported),
-        *_missing_state(exported),
-    ]
+    faults = [*_joint(exported), *_inputs(exported), *_placeholders(exported), *_missing_state(exported)]
     faults += _in_parts(exported)
     faults += nested_writes(exported.graph_module)
     if faults:
@@ -67,7 +62,7 @@ def _in_parts(exported: ExportedProgram) -> Iterator[Fault]:
             )
 
 
-def _refused_inputs(exported: ExportedProgram) -> Iterator[Fault]:
+def _inputs(exported: ExportedProgram) -> Iterator[Fault]:
     for spec in exported.graph_signature.input_specs:
         if spec.kind is InputKind.CUSTOM_OBJ and spec.target not in exported.constants:
             yield Fault(

@@ -214,7 +214,7 @@ def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
     if (
         left.is_leaf()
         or right.is_leaf()
-        or _container_kind(left) is not _container_kind(right)
+        or _counts_as(left) is not _counts_as(right)
         or left.context != right.context
     ):
         return False
@@ -222,7 +222,7 @@ def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
     return len(ours) == len(theirs) and all(map(same_structure, ours, theirs))
 
 
-def _container_kind(spec: TreeSpec) -> Any:
+def _counts_as(spec: TreeSpec) -> Any:
     """The container that counts: rebuilt from its leaves, a `torch.Size` is a plain tuple."""
     return {OrderedDict: dict, Size: tuple}.get(spec.type, spec.type)
 

@@ -35,7 +35,7 @@ def is_drawn(node: fx.Node) -> bool:
     return node.op == "call_function" and draws(node.target, node.args, dict(node.kwargs))
 
 
-def _loss_nodes(program: "FlatProgram") -> Iterator[fx.Node]:
+def _loss(program: "FlatProgram") -> Iterator[fx.Node]:
     """What computes the value that is differentiated, outside of any module, from what the model returned.
 
     Where a function was captured no module says where the model ends: what leads to a result is the model's.
@@ -110,10 +110,5 @@ def _random(program: "FlatProgram") -> Iterator[fx.Node]:
 
 
 _FOUND: Mapping[Aspect, Callable[["FlatProgram"], Iterator[fx.Node]]] = MappingProxyType(
-    {
-        Aspect.LOSS: _loss_nodes,
-        Aspect.RECOMPUTED: _recomputed,
-        Aspect.SAVED: _saved_nodes,
-        Aspect.RANDOM: _random,
-    }
+    {Aspect.LOSS: _loss, Aspect.RECOMPUTED: _recomputed, Aspect.SAVED: _saved_nodes, Aspect.RANDOM: _random}
 )

@@ -129,9 +129,7 @@ def _about_arguments(trial: WatchedCall, outcome: Outcome) -> Iterator[str]:
                 yield "it sets attributes on a tensor"
         elif not is_plain_constant(leaf) and not isinstance(leaf, SYMBOLIC):
             yield f"it is given or returns a {type(leaf).__name__}"
-    known = {
-        id(container) for container in containers_in((given.args, given.kwargs, _values_read(trial.seen)))
-    }
+    known = {id(container) for container in containers_in((given.args, given.kwargs, _values(trial.seen)))}
     if any(id(container) in known or container in trial.variables.reached for container in returned):
         yield "it returns a container that it does not make"
 
@@ -159,11 +157,11 @@ def _about_variables(trial: WatchedCall) -> Iterator[str]:
     if trial.caller is not None and trial.variables.ran(trial.caller):
         yield "it runs the function that calls it"
     yield from trial.variables.doubtful(
-        [*(type(module) for module, _ in trial.attributes), *_values_read(trial.seen)]
+        [*(type(module) for module, _ in trial.attributes), *_values(trial.seen)]
     )
 
 
-def _values_read(seen: ReadsSeen) -> list[Any]:
+def _values(seen: ReadsSeen) -> list[Any]:
     return [read.value for read, _ in seen.reads.values()]
 
 

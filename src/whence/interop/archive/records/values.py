@@ -60,7 +60,7 @@ def written_value(writer: "Writer", value: Any) -> Any:
     if value is None or kind in (bool, int, str) or (kind is float and math.isfinite(value)):
         return value
     if kind in (list, immutable_list):
-        return _written_items(writer, value)
+        return _listing(writer, value)
     if isinstance(value, SYMBOLIC) and not is_symbolic(value):
         return number_of(value)
     name = _BY_CLASS.get(kind) or next((name for name, base in _DERIVED if isinstance(value, base)), "words")
@@ -81,17 +81,13 @@ def read_value(reader: "Reader", data: Any, depth: int = 0) -> Any:
     return VALUES[kind].read(reader, held, inside)
 
 
-def _written_items(writer: "Writer", values: Any) -> list[Any]:
+def _listing(writer: "Writer", values: Any) -> list[Any]:
     return [written_value(writer, each) for each in values]
 
 
 def _container(kind: type, made: Callable[[Any], Any], *, is_sorted: bool = False) -> ValueKind:
     def write(writer: "Writer", value: Any) -> list[Any]:
-        return (
-            sorted(_written_items(writer, value), key=json.dumps)
-            if is_sorted
-            else _written_items(writer, value)
-        )
+        return sorted(_listing(writer, value), key=json.dumps) if is_sorted else _listing(writer, value)
 
     return ValueKind(write, lambda _, data, inside: made(map(inside, listed(data))), (kind,))
 
@@ -110,7 +106,7 @@ def _of_torch(kind: type, read: Callable[[Any], Any] | None = None) -> ValueKind
 
 
 def _slice_ends(writer: "Writer", value: Any) -> list[Any]:
-    return _written_items(writer, (value.start, value.stop, value.step))
+    return _listing(writer, (value.start, value.stop, value.step))
 
 
 def _slice(_reader: "Reader", data: Any, inside: Callable[[Any], Any]) -> slice:
@@ -165,9 +161,7 @@ def _written_composition(writer: "Writer", layout: Composition) -> Any:
         return {"words": repr(layout)}
     mesh, spread = found.context.mesh, found.context
     told = [found.names, mesh.device, mesh.axes, mesh.groups, spread.placements, spread.order, spread.dtype]
-    return _written_items(
-        writer, (*told, tuple(found.shape), tuple(found.strides), found.follows, mesh.place)
-    )
+    return _listing(writer, (*told, tuple(found.shape), tuple(found.strides), found.follows, mesh.place))
 
 
 def _spread(reader: "Reader", data: Any, inside: Callable[[Any], Any]) -> Composition:
@@ -198,7 +192,7 @@ VALUES: Mapping[str, ValueKind] = {
     ),
     "number": ValueKind(lambda _, value: str(value), lambda _, data, __: infinite(data), (float,)),
     "complex": ValueKind(
-        lambda writer, value: _written_items(writer, (value.real, value.imag)), _complex, (complex,)
+        lambda writer, value: _listing(writer, (value.real, value.imag)), _complex, (complex,)
     ),
     "dtype": _of_torch(torch.dtype),
     "device": _of_torch(torch.device, named_device),
@@ -209,7 +203,7 @@ VALUES: Mapping[str, ValueKind] = {
     "set": _container(set, set, is_sorted=True),
     "frozenset": _container(frozenset, frozenset, is_sorted=True),
     "mapping": ValueKind(
-        lambda writer, value: [_written_items(writer, row) for row in value.items()],
+        lambda writer, value: [_listing(writer, row) for row in value.items()],
         lambda _, data, inside: {inside(key): inside(held) for key, held in listed(data)},
         (dict, immutable_dict),
     ),

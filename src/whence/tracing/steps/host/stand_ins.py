@@ -16,14 +16,14 @@ Refuse = Callable[[str], Exception]
 """Makes the error for a step that reads what is at this path."""
 
 
-def _refuse_access(self: Any, *_operands: object) -> Any:
+def _deny(self: Any, *_operands: object) -> Any:
     raise object.__getattribute__(self, "refusal")(object.__getattribute__(self, "at"))
 
 
 def _class_of(self: Any) -> type:
     """The class, for those who watch what the step does: they come by, and read nothing."""
     asking = sys._getframe(1).f_globals.get("__name__", "")
-    return type(self) if asking.partition(".")[0] == "whence" else _refuse_access(self)
+    return type(self) if asking.partition(".")[0] == "whence" else _deny(self)
 
 
 class Unread(StandIn):
@@ -33,26 +33,18 @@ class Unread(StandIn):
         object.__setattr__(self, "at", path)
         object.__setattr__(self, "refusal", refuse)
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _refuse_access
-    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = (
-        _refuse_access
-    )
-    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __neg__ = __pos__ = __abs__ = _refuse_access
-    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = __bool__ = __len__ = _refuse_access
-    __iter__ = __contains__ = __getitem__ = __setitem__ = __delitem__ = __call__ = __getattr__ = (
-        _refuse_access
-    )
-    __int__ = __float__ = __complex__ = __index__ = __round__ = __str__ = __repr__ = __format__ = (
-        _refuse_access
-    )
-    __array__ = __setattr__ = __delattr__ = __enter__ = _asked_for_class = _refuse_access
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _deny
+    __floordiv__ = __rfloordiv__ = __mod__ = __rmod__ = __pow__ = __rpow__ = __matmul__ = __rmatmul__ = _deny
+    __and__ = __rand__ = __or__ = __ror__ = __xor__ = __rxor__ = __neg__ = __pos__ = __abs__ = _deny
+    __lt__ = __le__ = __gt__ = __ge__ = __eq__ = __ne__ = __hash__ = __bool__ = __len__ = _deny
+    __iter__ = __contains__ = __getitem__ = __setitem__ = __delitem__ = __call__ = __getattr__ = _deny
+    __int__ = __float__ = __complex__ = __index__ = __round__ = __str__ = __repr__ = __format__ = _deny
+    __array__ = __setattr__ = __delattr__ = __enter__ = _asked_for_class = _deny
     __class__ = property(_class_of)
 
     @classmethod
     def __torch_function__(cls, _function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        _refuse_access(
-            next(leaf for leaf in tree_flatten((args, kwargs))[0] if issubclass(type(leaf), Unread))
-        )
+        _deny(next(leaf for leaf in tree_flatten((args, kwargs))[0] if issubclass(type(leaf), Unread)))
 
 
 class Later(Unread):
@@ -95,26 +87,22 @@ class _Appended(StandIn):
         self.extend(values)
         return self
 
-    __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = _refuse_access
-    __add__ = __mul__ = __rmul__ = __imul__ = __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = (
-        _refuse_access
-    )
-    __bool__ = __reversed__ = __repr__ = copy = count = index = insert = pop = remove = reverse = (
-        _refuse_access
-    )
-    clear = _refuse_access
+    __len__ = __iter__ = __getitem__ = __setitem__ = __delitem__ = __contains__ = _deny
+    __add__ = __mul__ = __rmul__ = __imul__ = __eq__ = __ne__ = __lt__ = __gt__ = __le__ = __ge__ = _deny
+    __bool__ = __reversed__ = __repr__ = copy = count = index = insert = pop = remove = reverse = _deny
+    clear = _deny
 
 
 class GrowingList(_Appended, list[Any]):
     """Stands for a list that the step appends to."""
 
-    sort = _refuse_access  # type: ignore[assignment]
+    sort = _deny  # type: ignore[assignment]
 
 
 class GrowingDeque(_Appended, deque[Any]):
     """Stands for a deque that the step appends to."""
 
-    appendleft = extendleft = popleft = rotate = _refuse_access
+    appendleft = extendleft = popleft = rotate = _deny
 
 
 Growing = GrowingList | GrowingDeque
