@@ -6,24 +6,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
+from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 
 from whence._torch.patching import BASES, patched
 from whence._torch.tensors import LEFT_OUT, MISSED
 from whence.errors import Place, UnsupportedInput
-
-__all__ = [
-    "DEVICE",
-    "FakeMaker",
-    "FakeTensor",
-    "FakeTensorMode",
-    "as_leaf",
-    "class_in_eager",
-    "classes_said_in_eager",
-    "fake_at",
-    "fake_like",
-    "fake_of",
-]
 
 DEVICE = torch.ops.prim.device.default
 """What C++ asks of a tensor whose class is written in Python, where an exception would end the process."""

@@ -376,21 +376,19 @@ def of(row: Output) -> str:
 
 def _in_own_memory(rows: Sequence[tuple[Output, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
     """New values and gradients, each in memory of its own: what is written must not change another."""
-    taken = {_memory_behind(value) for value in values.values() if isinstance(value, Tensor)}
-    taken |= {
-        _memory_behind(value) for row, value in rows if row.kind in _HANDED_OUT and isinstance(value, Tensor)
-    }
+    taken = {_memory(value) for value in values.values() if isinstance(value, Tensor)}
+    taken |= {_memory(value) for row, value in rows if row.kind in _HANDED_OUT and isinstance(value, Tensor)}
     found: dict[str, Any] = {}
     for row, value in rows:
         if row.kind not in (OutputKind.MUTATION, OutputKind.GRADIENT) or not isinstance(value, Tensor):
             continue
-        found[row.name] = value.clone() if _memory_behind(value) in taken else value
+        found[row.name] = value.clone() if _memory(value) in taken else value
         if row.kind is OutputKind.GRADIENT:
-            taken.add(_memory_behind(found[row.name]))
+            taken.add(_memory(found[row.name]))
     return found
 
 
-def _memory_behind(value: Tensor) -> int:
+def _memory(value: Tensor) -> int:
     """The memory that a tensor looks into; a sparse one shares none."""
     return storage_of(value) if value.layout is torch.strided else id(value)
 

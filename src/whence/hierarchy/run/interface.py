@@ -202,7 +202,7 @@ def _inner_gradients(
     shared = [name for name in names if names.count(name) > 1]
     candidates = [*(leaf for leaf in leaves if leaf), *(row.name for row in plan.program.signature.state)]
     terms = {
-        name: found for name in candidates if (found := _own_terms(facts.contributions(name), inside, plan))
+        name: found for name in candidates if (found := _within(facts.contributions(name), inside, plan))
     }
     reasons = {
         "gradients of several results arrive as one value": shared or unclear,
@@ -240,7 +240,7 @@ def _passed_through(parts: Sequence[Contribution], inside: frozenset[int]) -> li
     return [parts[-1].sum or parts[-1].node]
 
 
-def _own_terms(parts: Sequence[Contribution], inside: frozenset[int], plan: Plan) -> tuple[str, ...]:
+def _within(parts: Sequence[Contribution], inside: frozenset[int], plan: Plan) -> tuple[str, ...]:
     """What the call contributed to a gradient; sums that were made inside the call stand for their parts."""
     terms: list[str] = []
     for part in parts:

@@ -211,12 +211,9 @@ def same_structure(left: TreeSpec, right: TreeSpec) -> bool:
     """Whether two structures agree; dict and OrderedDict with equal keys in equal order are one kind."""
     if left == right:
         return True
-    if (
-        left.is_leaf()
-        or right.is_leaf()
-        or _counts_as(left) is not _counts_as(right)
-        or left.context != right.context
-    ):
+    if left.is_leaf() or right.is_leaf() or left.context != right.context:
+        return False
+    if _counts_as(left) is not _counts_as(right):
         return False
     ours, theirs = left.children(), right.children()
     return len(ours) == len(theirs) and all(map(same_structure, ours, theirs))

@@ -131,11 +131,7 @@ def _borders(found: After, old: WorkingCopy) -> Iterator[tuple[str, fx.Node]]:
     named = {node: name for node in now for name in (str(node.target), node.name) if name in names}
     if not named and len(now) == len(inputs):
         pairs = zip(now, inputs, strict=True)
-        yield from (
-            (before.name, node)
-            for node, before in pairs
-            if _shape_and_dtype(node) == _shape_and_dtype(before)
-        )
+        yield from ((before.name, node) for node, before in pairs if _layout(node) == _layout(before))
     yield from ((name, node) for node, name in named.items())
     yield from ((node.name, found.graph.output_node()) for node in old.nodes.values() if node.op == "output")
 
@@ -226,10 +222,10 @@ def _believe_copies(found: After, old: WorkingCopy) -> None:
             carrying.setdefault(name, []).append(node)
     for name, nodes in carrying.items():
         last = [node for node in nodes if not any(user in nodes for user in node.users)]
-        if len(last) == 1 and _shape_and_dtype(last[0]) == _shape_and_dtype(old.nodes[name]):
+        if len(last) == 1 and _layout(last[0]) == _layout(old.nodes[name]):
             found.stands[name] = {last[0]: None}
 
 
-def _shape_and_dtype(node: fx.Node) -> Any:
+def _layout(node: fx.Node) -> Any:
     value = node.meta.get("val")
     return (getattr(value, "shape", None), getattr(value, "dtype", None))
