@@ -125,6 +125,11 @@ class SourceFinder:
         """Whether the user's code asks what we answer, or one of PyTorch's own modules."""
         return self._asking() in ("user", "module")
 
+    def is_encoder_asking(self) -> bool:
+        """Whether one of PyTorch's encoders asks of one tensor after the other, until one says yes."""
+        frame = _asking_frame()
+        return frame is not None and self.is_module_asking() and frame.f_code.co_name in _ONE_BY_ONE
+
     def is_given_back(self) -> bool:
         """Whether who asks for the grad mode only sets it again."""
         frame = _asking_frame()
@@ -173,6 +178,10 @@ class SourceFinder:
         if source is None:
             source = self._sources[key] = Source(code.co_filename, frame.f_lineno, code.co_qualname)
         return source
+
+
+_ONE_BY_ONE = ("<genexpr>", "_arg_requires_grad")
+"""What of encoders and attention runs for each tensor that `any` is given."""
 
 
 def _asking_frame() -> FrameType | None:

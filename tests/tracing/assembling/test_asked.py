@@ -91,3 +91,18 @@ def test_an_answer_that_no_argument_decides_is_asked_of_none(asks: Callable[[Ten
     program = whence.capture(model, (X,))
     for run in (program.module(), program.unflatten()):
         assert torch.equal(run(REQUIRING), model(REQUIRING))
+
+
+@pytest.mark.parametrize("are_trained", [True, False])
+def test_an_encoder_asks_arguments_and_parameters(are_trained: bool) -> None:
+    """A parameter that requires a gradient answers for all; of a frozen encoder arguments decide."""
+    model = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True).eval().requires_grad_(are_trained)
+    x = torch.randn(2, 3, 8)
+    run = whence.capture(model, (x,)).module()
+    assert torch.equal(run(x), model(x))
+    requiring = x.clone().requires_grad_()
+    if are_trained:
+        assert torch.equal(run(requiring), model(requiring))
+    else:
+        with pytest.raises(whence.CallError, match="requires_grad was False"):
+            run(requiring)

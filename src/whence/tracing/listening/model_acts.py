@@ -14,6 +14,7 @@ from whence._torch.record.recorder import Recorder
 from whence._torch.tensor_questions import HELD, IN_PYTHON, Answer, asked_of
 from whence.errors import CaptureError, Place
 from whence.program import InputQuery, ModeQuery
+from whence.provenance import ROOT
 from whence.schema import Phase, TensorFact
 from whence.tracing.attribution.wrapper_subclasses import COMPOSED, refuse_lost_gradient
 from whence.tracing.listening.branches import Branches
@@ -84,7 +85,8 @@ class ModelActs:
     def _history_asked(self, tensor: Tensor, node: fx.Node, fact: TensorFact) -> None:
         if self.run.running.phase is not Phase.FORWARD or not self.run.places.finder.is_model_asking():
             return
-        self.run.log.add(TensorAsked(node, fact))
+        if not self._is_answered_by_parameters():
+            self.run.log.add(TensorAsked(node, fact))
         if node.op == "placeholder" or (mode_now(GRAD) and not tensor.requires_grad):
             return
         given = self.recorder.graph.find_nodes(op="placeholder")
@@ -114,6 +116,14 @@ class ModelActs:
         if now == before:
             return answer  # type: ignore[no-any-return]
         return answer + now - before if type(now) is int else now  # type: ignore[no-any-return]
+
+    def _is_answered_by_parameters(self) -> bool:
+        """Whether an encoder asks arguments and parameters in turn, of which a parameter says yes."""
+        path, _ = self.run.places.reading()
+        return self.run.places.finder.is_encoder_asking() and any(
+            row.is_parameter and row.tensor.requires_grad and row.paths[0].is_within(path or ROOT)
+            for row in self.run.subject.state
+        )
 
     def mode_asked(self, name: str) -> None:
         """Python asks how a mode is; where the model has set it itself, that is so in every run."""
