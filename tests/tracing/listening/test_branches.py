@@ -399,15 +399,16 @@ OPERATORS: dict[str, Callable[[Any, Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("backward", [False, True, loss])
 @pytest.mark.parametrize("second", OPERATORS)
 @pytest.mark.parametrize("first", OPERATORS)
-def test_one_operator_after_another(first: str, second: str) -> None:
+def test_one_operator_after_another(first: str, second: str, backward: Backward) -> None:
     """Nothing of the capture is kept: the values in a graph are not what the operator gave."""
     model = Calls(lambda m, x: OPERATORS[second](m, OPERATORS[first](m, m.a(x))))
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*kept tensors of the capture.*")
-        program = verified(model, X, backward=loss)
+        program = verified(model, X, backward=backward)
     values = [node.meta["val"] for node in program.nodes() if isinstance(node.meta.get("val"), Tensor)]
     assert not any(value.grad_fn for value in values)
 

@@ -193,8 +193,8 @@ def recording_paused() -> Iterator[None]:
 
 
 def let_values_go(traced: list[fx.GraphModule]) -> None:
-    """Give the nodes of graphs values of their own, once the operator that runs these was called: PyTorch's
-    rules return the values themselves, to which autograd adds what they came of, with all that this keeps."""
+    """Give the nodes of graphs values of their own, once the run is over: PyTorch's rules for operators that
+    run graphs return the very values, to which autograd adds what they came of, with all that this keeps."""
     while traced:
         for node in traced.pop().graph.nodes:
             value = node.meta.get("val")

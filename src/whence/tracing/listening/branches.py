@@ -112,9 +112,7 @@ class Branches:
         try:
             if self.retraces or (self._differentiates and not self.are_recorded):
                 self._refuse_derivative(operator, args)
-                found = call(*args, **kwargs)
-                let_values_go(self._traced)
-                return found
+                return call(*args, **kwargs)
             operands = tree_flatten((args, kwargs))[0]
             return undifferentiated(lambda: call(*args, **kwargs), operands, self._asked_for)
         except WhenceError:
@@ -193,6 +191,7 @@ class Branches:
     def forget(self) -> None:
         """Let go of every tensor of the functions that ran."""
         self._over.clear()
+        let_values_go(self._traced)
 
     # --- recording ------------------------------------------------------------------------------------
 
