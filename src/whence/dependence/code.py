@@ -83,10 +83,14 @@ def kind_of(code: CodeType, is_user: Callable[[CodeType], bool]) -> Code:
         return Code.LIBRARY
     if file.startswith(_NETWORKS):
         return Code.NETWORK
-    is_made = file == "<string>" and code.co_qualname.startswith("__create_fn__")
-    if is_made or file.startswith("<frozen ") or not is_user(code):
+    if is_of_dataclass(file, code.co_qualname) or file.startswith("<frozen ") or not is_user(code):
         return Code.ENGINE
     return Code.USER
+
+
+def is_of_dataclass(file: str, function: str) -> bool:
+    """Whether `dataclasses` made a function, of what the class says in its own file."""
+    return file == "<string>" and function.startswith("__create_fn__")
 
 
 def is_forbidden(code: CodeType | None, module: str) -> str:

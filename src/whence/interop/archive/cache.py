@@ -21,7 +21,7 @@ from torch import Tensor
 from whence._torch.files import is_standard_library
 from whence._torch.pytrees import tree_flatten
 from whence._torch.versions.release import release
-from whence.dependence.code import fingerprint
+from whence.dependence.code import fingerprint, is_of_dataclass
 from whence.dependence.describe import expected_tensor, shown
 from whence.errors import NotStorable, UnreadableFile, UsageError
 from whence.interop.archive.records.names import class_name
@@ -153,7 +153,9 @@ def files_of(program: FlatProgram) -> tuple[Files, list[str]]:
 def _named_by(program: FlatProgram) -> Iterator[str]:
     lines = [origin_of(node).source for node in program.nodes()]
     lines += [*program.asked, *(guard.source for guard in program.guards)]
-    yield from (line.file for line in lines if line is not None and _is_watched(line.file))
+    for line in (line for line in lines if line is not None and _is_watched(line.file)):
+        if not is_of_dataclass(line.file, line.function):
+            yield line.file
     kinds = {kind for holder in program.guards.holders for kind in holder.type.__mro__}
     functions = [target for guard in program.guards for target in _functions_expected(guard.expected)]
     if program.loss_function is not None:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import CellType, FunctionType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import whence
 from whence.interop.archive.records.reached import at_the_end, reached_from
@@ -79,6 +81,24 @@ def of_an_object() -> nn.Module:
     return Calling(Held())
 
 
+@dataclass
+class Pair:
+    """Whose constructor is in no file."""
+
+    first: Tensor
+    second: Tensor
+
+
+def paired(x: Tensor) -> Tensor:
+    pair = Pair(x, x + 1)
+    return pair.first * pair.second
+
+
+def of_one_name() -> nn.Module:
+    """Classes are made for each instance, and have one name."""
+    return nn.Sequential(weight_norm(nn.Linear(4, 4)), weight_norm(nn.Linear(4, 4)))
+
+
 def on_the_instance() -> nn.Module:
     model, (_, deep) = nn.Linear(4, 4), functions(2.0)
     model.forward = lambda x: deep(nn.functional.linear(x, model.weight))  # type: ignore[method-assign, assignment]
@@ -95,6 +115,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "hook": of_a_hook,
     "object": of_an_object,
     "instance": on_the_instance,
+    "classes of one name": of_one_name,
+    "dataclass": lambda: Calling(paired),
 }
 OTHERS: dict[type, Any] = {float: 9.0, list: [9.0], dict: {"a": 9.0}}
 

@@ -39,7 +39,7 @@ from whence.interop.archive.records.checked import (
     text,
     truth,
 )
-from whence.interop.archive.records.names import CodePrint, class_name, looked_up
+from whence.interop.archive.records.names import MODEL, CodePrint, class_name, looked_up
 from whence.interop.archive.records.values import first_words
 from whence.program import Absent, Constant, Named
 from whence.program.names import InWords, OfClass
@@ -296,15 +296,16 @@ NODE_NAME = Special("node name", lambda writer, name: writer.names.get(name, nam
 
 
 def _class_row(writer: "Writer", value: type) -> list[Any]:
-    """A class, by its name; of several that have one name, which of them it is."""
+    """A class, by its name; which it is of several that have one name, and where the model has it."""
     known = writer.classes.setdefault(name := class_name(value), [])
     known.append(value)
-    return [name, len(known) - 1]
+    root, *way = writer.described.root(value) or [""]
+    return [name, len(known) - 1, *([way] if root == MODEL else [])]
 
 
 def _class(reader: "Reader", row: Any) -> type:
-    name, nth = listed(row)
-    return reader.found.class_(text(name), number(nth))
+    name, nth, *ways = listed(row)
+    return reader.found.class_(text(name), number(nth), tuple(map(text, *ways)) if ways else ())
 
 
 def _class_said(reader: "Reader", kind: Any) -> str:

@@ -23,7 +23,7 @@ from whence.dependence.code import fingerprint, function_in, globals_in
 from whence.dependence.describe import itself
 from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import content_of_cell
-from whence.interop.archive.records.reached import at_the_end, reached_from
+from whence.interop.archive.records.reached import Way, at_the_end, reached_from
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly
 from whence.tracing.reads.named_values import default_of, part_behind, value_at
@@ -36,6 +36,8 @@ _CORE = (
 )
 _FUNCTION = "__func__"
 """Behind the name of a static method: the function, where a class holds what wraps it."""
+MODEL = "model"
+"""The root of a way that begins at what was captured."""
 Names = tuple[str, ...]
 
 
@@ -162,7 +164,7 @@ class Described:
                 found.setdefault(id(cell), ["closure", *route, name])
                 if isinstance(content := content_of_cell(cell), FunctionType):
                     waiting.append((content, (*route, name)))
-        return {**{id(thing): ["model", *way] for thing, way in reached}, **found}
+        return {**{id(thing): [MODEL, *way] for thing, way in reached}, **found}
 
 
 def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
@@ -260,24 +262,24 @@ class LoadedNames:
     @classmethod
     def beside(cls, modules: Iterable[nn.Module], model: Any) -> "LoadedNames":
         """What is found beside a live model."""
-        return cls(_by_name_alone({kind for module in modules for kind in type(module).__mro__}), model)
+        found: dict[str, set[type]] = {}
+        for kind in {kind for module in modules for kind in type(module).__mro__}:
+            found.setdefault(class_name(kind), set()).add(kind)
+        return cls({name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}, model)
 
-    @cached_property
-    def _made_inside(self) -> Mapping[str, type]:
-        """Classes that were made in functions, and to which the model leads."""
-        return _by_name_alone({thing for thing, _ in reached_from(self.model) if isinstance(thing, type)})
-
-    def class_(self, name: str, nth: int = 0) -> type:
+    def class_(self, name: str, nth: int = 0, way: Way = ()) -> type:
         """The class of that name; one of ours that is called so where it stays a name.
 
-        Of several classes of one name, made for one instance each, it is the `nth`.
+        Of several classes of one name, made for one instance each, it is the `nth`. One that was made inside
+        a function is at the end of a `way` from the model.
         """
         found = _KNOWN.get(name)
+        if found is None and self.classes is not None and way:
+            held = at_the_end(self.model, way)
+            found = held if isinstance(held, type) and class_name(held) == name else None
         if found is None and self.classes is not None and not nth:
             held = self.classes.get(name) or looked_up(name)
             found = held if isinstance(held, type) else None
-            if found is None and "<locals>" in name:
-                found = self._made_inside.get(name)
         if found is None and (name, nth) not in self._made:
             module, _, path = name.partition(":")
             named = {"__module__": module, "__qualname__": path}
@@ -332,14 +334,6 @@ class LoadedNames:
         if said is None:
             return (_unreachable,)
         return tuple(_STEPS[kind](name) for kind, *rest in said for name in rest[-1:])
-
-
-def _by_name_alone(kinds: Iterable[type]) -> dict[str, type]:
-    """Classes by name, but for several of one name."""
-    found: dict[str, list[type]] = {}
-    for kind in kinds:
-        found.setdefault(class_name(kind), []).append(kind)
-    return {name: same[0] for name, same in found.items() if len(same) == 1}
 
 
 def _cell_at(name: str, *variables: str) -> Any:
