@@ -199,7 +199,7 @@ _TABLES = record_of(
         "paths": rows(rows(TEXT)),
         "lines": rows(row_of(TEXT, WHOLE, TEXT)),
         "sites": rows(row_of(WHOLE, WHOLE, TEXT)),
-        "classes": rows(row_of(TEXT, WHOLE)),
+        "classes": rows({**row_of(TEXT, WHOLE, rows(TEXT)), "minItems": 2}),
         "structures": rows(either(_STRUCTURE, NOTHING)),
         "tensors": rows(row_of(TEXT, TEXT, _MANY, _MANY, TRUTH, TRUTH)),
         "symbols": rows(row_of(TEXT, TEXT, _words(("whole", "real")), _LIMIT, _LIMIT, _LIMIT)),
