@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import whence
-from whence.errors import UsageError
+from whence.errors import UnsupportedStep, UsageError
 
 X = torch.randn(3, 4)
 
@@ -183,6 +183,62 @@ class Spreading(nn.Module):
 
     def forward(self, x: torch.Tensor) -> Any:
         return DTensor.from_local(x.sin(), self.mesh, [Shard(0)], run_check=False)
+
+
+class Between(nn.Module):
+    """Plain parameters, with a result that is spread and brought together again on the way."""
+
+    def __init__(self, mesh: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.mesh = nn.Linear(4, 4), mesh
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows: Any = DTensor.from_local(self.layer(x), self.mesh, [Shard(0)], run_check=False)
+        return (rows * 2).redistribute(placements=[Replicate()]).to_local()
+
+
+def test_steps_with_distributed_values(world: None, tmp_path: Path) -> None:
+    """A step of a model whose values are spread on the way runs from a file as eager does."""
+
+    def made() -> tuple[Between, torch.optim.Optimizer, Any]:
+        model = Between(init_device_mesh("cpu", (4,)))
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = squares(model(x))
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return model, optimizer, step
+
+    model, optimizer, step = made()
+    whence.capture_step(step, (X,), model=model, optimizer=optimizer).save(tmp_path / "p.whence")
+    after = whence.load(tmp_path / "p.whence", model=model)
+    assert after.check(model, (X,)) == []
+    assert after.verify(model, (X,), optimizer=optimizer, step=step).ok
+    run, (eager, _, expected) = after.bind(model, optimizer), made()
+    for _ in range(2):
+        assert torch.equal(run(X), expected(X))
+    assert all(map(torch.equal, model.parameters(), eager.parameters()))
+
+
+def test_steps_of_distributed_parameters_are_refused(world: None) -> None:
+    """Nothing of such a step can be in a file: what an optimizer does to a DTensor happens in its parts."""
+    model = spread(init_device_mesh("cpu", (4,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = [each.to_local().clone() for each in model.parameters()]  # type: ignore[attr-defined]
+
+    def step(x: torch.Tensor) -> None:
+        squares(model(x)).backward()
+        optimizer.step()
+
+    with pytest.raises(UnsupportedStep, match="a DTensor is made of other tensors"):
+        whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    assert all(map(torch.equal, before, (each.to_local() for each in model.parameters())))  # type: ignore[attr-defined]
+    assert all(each.grad is None for each in model.parameters())
 
 
 @pytest.mark.parametrize("spreads", [True, False])
