@@ -1,5 +1,6 @@
 """Models whose first run changes what it reads."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -161,3 +162,94 @@ def test_models_that_change_nothing_run_once(backward: Any, capsys: pytest.Captu
 
     program = whence.capture(Plain(), (X,), backward=backward)
     assert (capsys.readouterr().out, program.guards.settled) == ("ran\n", None)
+
+
+RUNS, SEEN = 0, list[int]()
+
+
+class CountsAround(nn.Module):
+    """Counts its runs around itself, in what `counts` says."""
+
+    total = 0
+
+    def __init__(self, counts: str) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def forward(self, x: Tensor) -> Tensor:
+        global RUNS  # noqa: PLW0603
+        match self.counts:
+            case "RUNS":
+                RUNS += 1
+            case "SEEN":
+                SEEN.append(1)
+            case _:
+                CountsAround.total += 1
+        return x * 2
+
+
+@pytest.mark.parametrize("counts", ["RUNS", "SEEN", "CountsAround.total"])
+def test_what_every_run_counts_around_the_model(counts: str) -> None:
+    """A bound program does not leave it out silently, and a module of the program says that it does."""
+    model = CountsAround(counts)
+    program = whence.capture(model, (X,))
+    expected = model(X)
+    assert program.check(model, (X,)) == []
+    with pytest.raises(whence.StaleCapture, match=f"the model changes {counts} when it runs"):
+        program.bind(model)(X)
+    with pytest.warns(UserWarning, match=f"each run of the model changes {counts}, which"):
+        assert same_bits(program.module()(X), expected)
+
+
+class Holding(nn.Module):
+    """Does `change` to a buffer that it has read."""
+
+    def __init__(self, held: Tensor | None, change: Callable[[Any, Tensor], None]) -> None:
+        super().__init__()
+        self.register_buffer("held", held)
+        self.change = change
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = getattr(self, "held", None)
+        result = x if held is None else x * held
+        self.change(self, x)
+        return result
+
+
+def _emptied(model: Any, _: Tensor) -> None:
+    model.held = None
+
+
+def _gone(model: Any, _: Tensor) -> None:
+    if hasattr(model, "held"):
+        del model.held
+
+
+def _put(model: Any, x: Tensor) -> None:
+    model.held = x.detach().sum(0)
+
+
+@pytest.mark.parametrize(
+    ("held", "change"),
+    [(torch.full((4,), 3.0), _emptied), (torch.full((4,), 3.0), _gone), (None, _put)],
+    ids=["emptied", "deleted", "put"],
+)
+def test_buffer_that_comes_or_goes(held: Tensor | None, change: Callable[[Any, Tensor], None]) -> None:
+    """The next run would find another thing in its place: that is refused, naming the buffer."""
+    with pytest.raises(whence.LostState, match="Holding changes held while it runs"):
+        whence.capture(Holding(held, change), (X,))
+
+
+def test_buffer_that_a_first_run_fills() -> None:
+    """With the same in every run, it is a cache: the program holds before and after."""
+
+    def fill(model: Any, _: Tensor) -> None:
+        if model.held is None:
+            model.held = torch.ones(4)
+
+    model = Holding(None, fill)
+    program = whence.capture(model, (X,))
+    expected = model(X)
+    assert program.check(model, (X,)) == []
+    assert same_bits(program.bind(model)(X), expected)
+    assert same_bits(model(X), expected)

@@ -202,7 +202,9 @@ def test_row_53_python_state_that_decides_is_refused_and_restored() -> None:
     assert (model.calls, model.shape, model.names) == (1, (0,), ["a"])
     assert model.settings == {"scale": 2}
     expected = deepcopy(model)(X, computes=False)
-    for module in (program.module(), program.unflatten()):
+    for make in (program.module, program.unflatten):
+        with pytest.warns(UserWarning, match="each run of the model changes calls, settings, names"):
+            module = make()
         assert equal(module(X, computes=False), expected)
         assert equal(module(X, computes=False), expected)
     assert program.verify(model, (X,), {"computes": False}).ok

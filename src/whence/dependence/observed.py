@@ -32,12 +32,14 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """An attribute that the run read first and then wrote: what it left there, unless it deleted it."""
+    """An attribute that the run read first and then wrote: what it left there, unless it deleted it. Of a
+    table of a module's it is this `entry` that is otherwise."""
 
     holder: object
     name: str
     after: Any
     is_there: bool = True
+    entry: str = ""
 
 
 @dataclass(frozen=True)

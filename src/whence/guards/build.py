@@ -223,7 +223,8 @@ def _names_changed(things: Sequence[Located], observed: Observed) -> tuple[str, 
         for change in observed.left.changes
         if id(change.holder) in spelled
     ]
-    return tuple(dict.fromkeys(names))
+    around = (name for row in observed.left.outer for name in row.changed_names())
+    return tuple(dict.fromkeys((*names, *around)))
 
 
 def _callable(builder: "_Builder", observed: Observed) -> Iterator[Guard]:

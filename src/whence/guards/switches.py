@@ -1,9 +1,9 @@
 """Switches of the process that decide what torch does: as they were at capture."""
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from whence._torch.autograd.mode_questions import GRAD
-from whence._torch.autograd.switches import READ
+from whence._torch.autograd.switches import READ, READ_BY_NAME
 from whence._torch.observe.hooks import global_hooks
 from whence.dependence.describe import Describer, described_hooks
 from whence.program import FlatProgram
@@ -12,25 +12,30 @@ from whence.program.guards.guards import GLOBAL_HOOKS
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind
 
+ALL_READ = READ | {name: row[:2] for name, row in READ_BY_NAME.items()}
+
 
 def mode_guards(program: FlatProgram, named: Container[str]) -> Iterator[Guard]:
     """One guard for each switch.
 
     A program with its own backward, or where nothing requires gradients, does not depend on grad mode, but
-    where the model asked for it. On
-    inference mode only code depends that asked, or has the question among the names that it has `named`.
+    where the model asked for it. On inference mode and what else no operation looks at only code depends that
+    asked, or has the question among the names that it has `named`.
     """
     asked = {mode.name: mode for mode in program.circumstances.modes}
     without = {GRAD} if program.has_backward or not program.signature.requires_gradients else set()
-    without |= set() if "is_inference_mode_enabled" in named else {"inference mode"}
-    for name, (read, reason) in READ.items():
+    for name, (read, reason) in ALL_READ.items():
         if name in asked:
             mode = asked[name]
             yield Guard(GuardKind.MODE, name, ExpectedConstant(mode.value), reason, name, source=mode.source)
-        elif name not in without:
+        elif name not in without and (name not in READ_BY_NAME or _is_named(READ_BY_NAME[name][2], named)):
             yield Guard(GuardKind.MODE, name, ExpectedConstant(read()), reason, name)
     why = "they run in every module call, and what they did is part of the program"
     yield Guard(GuardKind.HOOKS, GLOBAL_HOOKS, _hooks_of_all(), why, GLOBAL_HOOKS)
+
+
+def _is_named(words: Iterable[str], named: Container[str]) -> bool:
+    return any(word in named for word in words)
 
 
 def mode_violations(guards: Sequence[Guard]) -> Iterator[Violation]:
@@ -41,7 +46,7 @@ def mode_violations(guards: Sequence[Guard]) -> Iterator[Violation]:
             if not is_none and (found := _hooks_of_all()) != guard.expected:
                 yield Violation(guard, str(found))
             continue
-        value = READ[guard.name][0]()
+        value = ALL_READ[guard.name][0]()
         if isinstance(guard.expected, ExpectedConstant) and guard.expected.value != value:
             yield Violation(guard, str(value))
 

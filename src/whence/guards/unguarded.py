@@ -31,7 +31,7 @@ def unguarded(program: FlatProgram, observed: Observed, guards: Sequence[Guard])
     guarded = {guard.what for guard in guards if guard.kind is GuardKind.VARIABLE}
     rows = [row for row in _outside_names(observed, guarded) if row.what not in guarded]
     rows += [*_opaque_objects(guards, guarded), *_own_ways(observed)]
-    rows += [*_unguarded_loss(program), *_unguarded_step(program), _CODE_CALLED]
+    rows += [*_unguarded_loss(program), *_unguarded_step(program), *_files(observed), _CODE_CALLED]
     return tuple(dict.fromkeys(rows))
 
 
@@ -46,6 +46,21 @@ _CODE_CALLED = Unguarded(
     "on objects, classes and tensors around; what else such an object leads to is not, nor what is called "
     "further on, or closed over by functions of libraries; nor an attribute that a tensor gets later",
 )
+
+
+_OF_FILES = frozenset(
+    (
+        *("open", "read_text", "read_bytes", "exists", "isfile", "is_file", "isdir", "is_dir", "getmtime"),
+        *("listdir", "iterdir", "glob", "scandir", "stat"),
+    )
+)
+"""Names with which code looks at files."""
+
+
+def _files(observed: Observed) -> Iterator[Unguarded]:
+    if words := sorted(_OF_FILES & observed.named):
+        why = "what it found there is part of the program, and nobody looks again"
+        yield Unguarded(f"files at which code looks ({', '.join(words)})", why)
 
 
 _CONTEXT = "context variable"

@@ -18,6 +18,8 @@ ASKED: dict[str, Callable[[Tensor], Any]] = {
     "nuclear": lambda x: torch.norm(x, p="nuc"),
     "method": lambda x: x.norm("nuc"),
     "cond": torch.linalg.cond,
+    "svd without vectors": lambda x: torch.svd(x, compute_uv=False)[1],
+    "method without vectors": lambda x: x.svd(True, False)[1],
     "rank": torch.linalg.matrix_rank,
     "svd": torch.linalg.svd,
     "eigh": lambda x: torch.linalg.eigh(x @ x.T),

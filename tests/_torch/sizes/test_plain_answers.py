@@ -1,5 +1,7 @@
 """Sizes that vary are used as any number of Python's is."""
 
+import copy
+import logging
 from collections.abc import Callable
 from functools import cache
 
@@ -24,10 +26,20 @@ class Sized(nn.Module):
         return self.run(x)
 
 
+def _telling(x: Tensor) -> Tensor:
+    logging.getLogger(__name__).debug(f"{x.shape[0]} rows of {x.shape}")
+    assert x.ndim == 2, f"not {x.shape[0]} rows"
+    if x.ndim != 2:
+        raise ValueError(f"not {x.shape[0]} rows")
+    torch._check(x.shape[0] > 0, lambda: f"{x.shape[0]} rows")
+    return x * 2
+
+
 STAY_OPEN: dict[str, Run] = {
     "rest": lambda x: x * divmod(x.shape[0], 3)[1] + divmod(100, x.shape[0])[0],
     "inverted": lambda x: x * ~x.shape[0],
-    "written": lambda x: x * 2 if f"{x.shape[0]}" else x,
+    "told": _telling,
+    "copied": lambda x: x * copy.deepcopy([x.shape[0]])[0],
 }
 
 
@@ -58,6 +70,10 @@ FIXED: dict[str, Run] = {
     "in a set": lambda x: x * 2 if x.shape[0] in {4, 8} else x,
     "cached": lambda x: x * _position(x.shape[0]),
     "kept outside": _kept,
+    "written": lambda x: x * 2 if f"{x.shape[0]}" == "4" else x,
+    "written as text": lambda x: x * {"4": 2}.get(str(x.shape[0]), 3),
+    "shape that is written": lambda x: x * len(f"{x.shape}"),
+    "repr": lambda x: x * len(repr(x.shape[0])),
     "form": lambda x: x * len(f"{x.shape[0]:3d}"),
 }
 

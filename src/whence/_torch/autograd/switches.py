@@ -4,6 +4,8 @@ An interrupt can hit a context manager, ours or torch's, after it has entered a 
 to leave it. So the stacks and flags themselves are kept, and put back as they were.
 """
 
+import logging
+import os
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -127,6 +129,18 @@ def _allow_kernels(names: Container[str]) -> None:
         enable(name in names)
 
 
+_TORCH_S_LOGGERS = ("torch", "c10d", "strobelight")
+
+
+def _levels_of_loggers() -> str:
+    """The level of each logger that has one of its own, but for torch's, and what is logged nowhere."""
+    known = logging.root.manager.loggerDict
+    rows = [("root", logging.root.level), ("disabled", logging.root.manager.disable)]
+    rows += [(name, each.level) for name, each in sorted(known.items()) if isinstance(each, logging.Logger)]
+    others = [(name, level) for name, level in rows if level and not name.startswith(_TORCH_S_LOGGERS)]
+    return ", ".join(f"{name} {logging.getLevelName(level)}" for name, level in others)
+
+
 SWITCHES = {
     "default dtype": Switch(
         torch.get_default_dtype, torch.set_default_dtype, "tensors made inside the model have it"
@@ -173,6 +187,20 @@ READ: dict[str, tuple[Callable[[], Any], str]] = {
     **{name: (switch.read, switch.reason) for name, switch in SWITCHES.items()},
 }
 """All that decides, besides its arguments, what an operation computes: how it is read, and why it matters."""
+
+_BRANCHES = "modules branch on it"
+READ_BY_NAME: dict[str, tuple[Callable[[], Any], str, frozenset[str]]] = {
+    "inference mode": (*READ["inference mode"], frozenset({"is_inference_mode_enabled"})),
+    "number of threads": (torch.get_num_threads, _BRANCHES, frozenset({"get_num_threads"})),
+    "number of threads between operations": (
+        *(torch.get_num_interop_threads, _BRANCHES, frozenset({"get_num_interop_threads"})),
+    ),
+    "levels of loggers": (
+        *(_levels_of_loggers, _BRANCHES, frozenset({"getLogger", "isEnabledFor", "getEffectiveLevel"})),
+    ),
+    "working directory": (os.getcwd, _BRANCHES, frozenset({"getcwd", "cwd"})),
+}
+"""What no operation looks at: it matters where code asks for it, by one of these names."""
 
 
 def switches() -> Switches:

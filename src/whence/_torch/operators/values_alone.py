@@ -17,6 +17,15 @@ _OF_VALUES: tuple[object, ...] = (
 """Functions that want no vectors."""
 
 
+_SVD: tuple[object, ...] = (torch.svd, Tensor.svd)
+
+
+def of_values(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The function itself; `svd` without vectors is the one of singular values."""
+    wants = kwargs.get("compute_uv", args[2] if len(args) > 2 else True) if function in _SVD else True
+    return function if wants else torch.linalg.svdvals
+
+
 def without_vectors(operator: Any, function: object, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of an operator that a torch function calls, as that calls it in eager mode."""
     rest = _WITHOUT_VECTORS.get(operator)

@@ -16,6 +16,7 @@ from whence._torch.deciding.packed_rows import with_static_batch_sizes
 from whence._torch.function_tracer import untold
 from whence._torch.operators.composites import COMPOSITES, calls_composites, in_sight, keep_whole
 from whence._torch.operators.schemas import HigherOrderOperator
+from whence._torch.operators.values_alone import of_values
 from whence._torch.pytrees import tree_flatten, tree_map_only
 from whence._torch.record.recurrent_dropout import forgets_dropout, layer_by_layer
 from whence._torch.refusals import casts_inside, nested_met, resized
@@ -119,8 +120,8 @@ class FunctionMode(TorchFunctionMode):
                 with self:
                     return layer_by_layer(func, args)
         tracer: Any = self.recorder.tracer
-        tracer.torch_fn_metadata = func
-        tracer.torch_fn_counts[func] = tracer.torch_fn_counts.get(func, 0) + 1
+        named = tracer.torch_fn_metadata = of_values(func, args, kwargs)
+        tracer.torch_fn_counts[named] = tracer.torch_fn_counts.get(named, 0) + 1
         if self.recorder.keeps_composites and (whole := self._whole(func, args, kwargs)) is not None:
             return whole
         try:

@@ -40,13 +40,13 @@ class DissolvedCall:
 
 def unflatten(program: FlatProgram, *, onto: object = None, copy: bool = False) -> Tree:
     """The module tree of a program, runnable and trainable; `onto` a model, as instances of its classes."""
-    _refuse_hooks_of_all(program)
+    _look_around(program)
     return _with_variants(program, partial(_emitted, onto=onto), copy=copy)  # type: ignore[return-value]
 
 
 def flat_module(program: FlatProgram, *, copy: bool = False) -> Tree:
     """The program as one module with one graph, holding the original's state under its own names."""
-    _refuse_hooks_of_all(program)
+    _look_around(program)
     return _with_variants(program, _module_with_one_graph, copy=copy)  # type: ignore[return-value]
 
 
@@ -92,6 +92,18 @@ def _emitted(program: FlatProgram, *, onto: object = None) -> nn.Module:
     check(planned)
     _warn_about_dissolved(planned)
     return emit(planned, onto=onto)
+
+
+def _look_around(program: FlatProgram) -> None:
+    """Say what of Python a module of the program leaves alone, before somebody calls one."""
+    _refuse_hooks_of_all(program)
+    settled = program.guards.settled
+    if settled is not None and settled.changes:
+        warnings.warn(
+            f"each run of the model changes {', '.join(settled.changes)}, which runs of a module of the "
+            "program leave as it is: nothing that it computes depends on that",
+            stacklevel=4,
+        )
 
 
 def _refuse_hooks_of_all(program: FlatProgram) -> None:

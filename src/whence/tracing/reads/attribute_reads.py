@@ -218,7 +218,8 @@ class Reads:
             if isinstance(row, Saved):
                 return " and ".join(row.changed_names()), self.reachable.line_of(row)
             path = paths.get(id(row.holder), ModulePath())
-            return str(path.child(row.name)), self._lines.attributes.get((id(row.holder), row.name))
+            name = row.entry or row.name
+            return str(path.child(name)), self._lines.attributes.get((id(row.holder), name))
 
         return left_behind(changes, self.reachable.changed(), named, StandIns(values))
 

@@ -33,6 +33,7 @@ class ContainerSnapshot:
         self._own: set[tuple[int, str]] = set()
         self._attributes: dict[int, dict[str, Any]] = {}
         self._computed: dict[type, frozenset[str]] = {}
+        self._tables: dict[tuple[int, str], str] = {}
         for module, _ in self._hooks:
             self.begin(module)
 
@@ -45,6 +46,8 @@ class ContainerSnapshot:
         """Remember whether the holder itself has the attribute, and what a container holds now."""
         if name in _held_by(holder) and name not in self._computed_by(type(holder)):
             self._own.add((id(holder), name))
+        if (table := _table_of(name, _held_by(holder))) is not None:
+            self._tables[id(holder), name] = table
         if name == _WHOLE:
             self._attributes[id(holder)] = dict(own_attributes(holder))
         elif issubclass(type(value), CONTAINERS) and id(value) not in self._contents:
@@ -74,7 +77,7 @@ class ContainerSnapshot:
                 rows = [(name, value) for name, value in held.items() if before.get(name, read) is not value]
                 yield from (Change(read.holder, name, copy_of(value)) for name, value in rows)
             elif read.name not in held:
-                yield from _registrations(read, held)
+                yield from self._registered(read, held)
                 if was_held:
                     yield Change(read.holder, read.name, None, is_there=False)
             elif not self._is_as_at_start(read, held[read.name]) and (
@@ -88,6 +91,15 @@ class ContainerSnapshot:
                 if count != now:
                     yield Change(module, name, copy(vars(module)[name]))
 
+    def _registered(self, read: Read, held: Mapping[str, Any]) -> Iterator[Change]:
+        """A table of a module that got what was looked for in vain, or None; or that lost what was read."""
+        table = self._tables.get((id(read.holder), read.name)) or _table_of(read.name, held)
+        if table is None:
+            return
+        now = held[table].get(read.name)
+        if (read.value is None) is not (now is None) or (not read.is_there and read.name in held[table]):
+            yield Change(read.holder, table, copy_of(held[table]), entry=read.name)
+
     def _is_as_at_start(self, read: Read, value: Any) -> bool:
         """Whether a run that wrote the attribute, and read what it wrote, has put it back."""
         start = self._start.get(id(read.holder), {})
@@ -99,11 +111,9 @@ class ContainerSnapshot:
         return all(content.is_unchanged for content in self._contents.get(id(value), ()))
 
 
-def _registrations(read: Read, held: Mapping[str, Any]) -> Iterator[Change]:
-    """A table of a module that got what was looked for in vain."""
-    table = next((name for name in TABLES if read.name in held.get(name, ())), None)
-    if table is not None and not read.is_there:
-        yield Change(read.holder, table, copy_of(held[table]))
+def _table_of(name: str, held: Mapping[str, Any]) -> str | None:
+    """Which table of a module has a name; None for what is no module, or has it elsewhere."""
+    return next((table for table in TABLES if name in held.get(table, ())), None)
 
 
 def copy_of(value: object, known: dict[int, object] | None = None) -> object:
