@@ -96,6 +96,29 @@ def test_memory_that_unwritten_inputs_share_does_not_matter() -> None:
     assert _found(written, (X, X + 1, X + 2), (X, whole[:6], whole[1:])) == []
 
 
+IDENTITIES: dict[str, Callable[[Any, Any], bool]] = {
+    "is": lambda x, y: x is y,
+    "in a generator": lambda x, y: any(x is each for each in (y,)),
+    "id": lambda x, y: id(x) == id(y),
+}
+
+
+@pytest.mark.parametrize("how", IDENTITIES)
+def test_arguments_that_become_one_tensor(how: str) -> None:
+    """Two tensors may be one in another call, unless code asks whether they are."""
+    ask = IDENTITIES[how]
+
+    def deciding(x: Tensor, y: Tensor) -> Tensor:
+        return x * 2 if ask(x, y) else x + y * 3
+
+    def adding(x: Tensor, y: Tensor) -> Tensor:
+        return x + y * 3
+
+    x, y = torch.ones(3), torch.ones(3)
+    assert _found(deciding, (x, y), (x, x)) == ["which of the arguments are one tensor"]
+    assert _found(adding, (x, y), (x, x)) == []
+
+
 def test_constants_among_the_inputs() -> None:
     """A number, flag, text or None is compared by type and value."""
 

@@ -5,9 +5,10 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dis import opmap
+from dis import get_instructions, opmap
 from enum import Enum
 from functools import _lru_cache_wrapper, cached_property, lru_cache, partial, partialmethod
+from itertools import pairwise
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -19,6 +20,9 @@ from whence._torch.plain_values import PLAIN_IN_WHOLE
 
 _NETWORKS = f"{Path(torch.nn.__file__).parent}{os.sep}"
 _IMPORT, _LOAD_GLOBAL, _EXTENDED = opmap["IMPORT_NAME"], opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
+_LOCAL = ("LOAD_FAST", "LOAD_DEREF")
+IDENTITY = "is"
+"""Stands among the names of code that compares identities."""
 _BY_NAME = frozenset({opmap["LOAD_NAME"], opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
 BY_TEXT = frozenset(
     (
@@ -124,6 +128,14 @@ def names_in(code: CodeType) -> frozenset[str]:
     """Every name that the code looks up; also those it has as text, where it looks up by text."""
     names = frozenset(code.co_names)
     return names if names.isdisjoint(BY_TEXT) else names.union(_texts_in(code))
+
+
+def compares_identity(code: CodeType) -> bool:
+    """Whether code asks of two variables whether they are one object."""
+    if "id" in code.co_names:
+        return True
+    pairs = pairwise(get_instructions(code)) if bytes([opmap["IS_OP"]]) in code.co_code else ()
+    return any(now.opname == "IS_OP" and before.opname.startswith(_LOCAL) for before, now in pairs)
 
 
 def environment_names(code: CodeType) -> Iterator[str]:

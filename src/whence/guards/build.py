@@ -182,7 +182,7 @@ def guards_of(program: FlatProgram, observed: Observed, made: Sequence[Tensor] =
             *_callable(builder, observed),
             *builder.rows,
             *variables,
-            *input_guards(program),
+            *input_guards(program, observed.named),
             *mode_guards(program, observed.named),
         ),
         holders=tuple(row.holder for row in things),

@@ -1,6 +1,6 @@
 """What a capture assumed of its inputs, and whether other inputs keep to it."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -10,15 +10,16 @@ from torch import Tensor, fx
 from whence._torch.operators.schemas import is_elementwise
 from whence._torch.sizes.symbols import is_symbolic
 from whence._torch.tensor_questions import is_question, spelled
+from whence.dependence.code import IDENTITY
 from whence.dependence.describe import expected_tensor, reference, shown
 from whence.dependence.values import is_constant
 from whence.errors import CallError
 from whence.program import Convention, FlatProgram
-from whence.program.arguments.convention import overlaps, shown_call
+from whence.program.arguments.convention import overlaps, shown_call, tied_positions
 from whence.program.arguments.fitting import ArgumentFault, InputQuery, Misfit
 from whence.program.arguments.open_sizes import SizeRule, shape_of, strides_of
 from whence.program.guards.expectations import Expectation, ExpectedConstant, ExpectedWords
-from whence.program.guards.guards import APART, STRUCTURE, GuardPlan
+from whence.program.guards.guards import APART, SAME, STRUCTURE, GuardPlan
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind, InputKind, OutputKind
 
@@ -28,9 +29,14 @@ SIZE = "size"
 _EMBEDDING = torch.ops.aten.embedding.default
 
 
-def input_guards(program: FlatProgram) -> Iterator[Guard]:
-    """The structure of the arguments, every leaf, and which leaves are one tensor."""
-    yield from _guards_of(program.convention, _layout_sensitive(program))
+def input_guards(program: FlatProgram, named: Container[str]) -> Iterator[Guard]:
+    """The structure of the arguments, every leaf, and which leaves are one tensor; also which are not, where
+    code compares identities, as the names say that are `named` in it."""
+    convention = program.convention
+    yield from _guards_of(convention, _layout_sensitive(program))
+    if IDENTITY in named and sum(isinstance(leaf, Tensor) for leaf in convention.leaves) > 1:
+        what, tied = "which of the arguments are one tensor", _in_pairs(convention.same)
+        yield Guard(GuardKind.ALIASING, what, ExpectedWords(tied), _TOLD, SAME)
     if written := _positions_written(program):
         what = "the inputs, some of which are written,"
         yield Guard(GuardKind.ALIASING, what, ExpectedWords(APART), _APART, APART, positions=written)
@@ -63,6 +69,7 @@ def tie_guards(convention: Convention) -> Iterator[Guard]:
 
 
 _ASKED = "the model asked for it, and what it decided is part of the program"
+_TOLD = "code asks of two variables whether they are one object"
 _ONE = "a write to one was a write to both, and their gradients were summed"
 _APART = "a write to one would be a write to another"
 
@@ -142,6 +149,8 @@ def input_violations(
         written = guard.positions or range(len(leaves))
         if guard.name == APART and (shared := overlaps(convention, written, leaves)):
             yield Violation(guard, " and ".join(shared[0]) + " in one memory")
+        if guard.name == SAME and guard.expected != ExpectedWords(tied := _in_pairs(tied_positions(leaves))):
+            yield Violation(guard, tied)
 
 
 def leaves_of(convention: Convention, args: object, kwargs: object) -> list[Any] | str:
@@ -195,3 +204,8 @@ def _fault_in_words(guard: Guard, row: ArgumentFault) -> str:
         return "two tensors"
     found = shown(row.found)
     return f"{found} ({row.words})" if found == str(guard.expected) else found
+
+
+def _in_pairs(tied: Sequence[tuple[int, int]]) -> str:
+    """Which leaves are one tensor, by number."""
+    return ", ".join(f"{first} and {second}" for first, second in tied) or "none"

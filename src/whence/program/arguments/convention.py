@@ -238,6 +238,11 @@ class _Leaf:
         return self.text
 
 
+def tied_positions(leaves: Iterable[object]) -> tuple[tuple[int, int], ...]:
+    """Pairs of the leaves that are one tensor."""
+    return repeated_positions([id(leaf) if isinstance(leaf, Tensor) else None for leaf in leaves])
+
+
 def repeated_positions(keys: Sequence[Hashable | None]) -> tuple[tuple[int, int], ...]:
     """Pairs of a key's first position and each later one; None is no key."""
     first: dict[Hashable, int] = {}

@@ -14,6 +14,7 @@ from whence.schema import GuardKind
 
 STRUCTURE = "the arguments"
 APART = "tensors of their own"
+SAME = "one tensor or several"
 GLOBAL_HOOKS = "hooks of all modules"
 """Names of guards that are about no holder."""
 
@@ -137,7 +138,7 @@ def _plan_of(guards: Guards) -> GuardPlan:
     rows = tuple(_holder_plan(row, held[row.number], classes.get(row.type, [])) for row in guards.holders)
     modules = tuple(row for row in rows if row.holder.is_found_by_name)
     variables = [guard for guard in guards if guard.kind is GuardKind.VARIABLE]
-    inputs = tuple(guard for guard in guards if guard.positions or guard.name in (STRUCTURE, APART))
+    inputs = tuple(guard for guard in guards if guard.positions or guard.name in (STRUCTURE, APART, SAME))
     return GuardPlan(
         guards=guards,
         holders=rows,

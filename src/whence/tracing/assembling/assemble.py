@@ -33,7 +33,7 @@ from whence.program import (
     Structure,
     Whole,
 )
-from whence.program.arguments.convention import repeated_positions
+from whence.program.arguments.convention import tied_positions
 from whence.program.calls import Leaf
 from whence.program.node_records import origin_of, place_of, set_origin, write_facts
 from whence.program.queries.selecting import preserved_calls
@@ -187,7 +187,7 @@ def _convention(
         leaves=leaves,
         paths=example.paths,
         parameters=subject.parameters,
-        same=repeated_positions([id(x) if isinstance(x, Tensor) else None for x in example.leaves]),
+        same=tied_positions(example.leaves),
         reads_memory=any(map(reads_memory, _targets(recorded.session.recorder.graph))),
         layouts=frozenset(path for path, fact in facts if fact is TensorFact.STRIDES),
         returned=recorded.returned,

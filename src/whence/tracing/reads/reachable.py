@@ -29,9 +29,11 @@ from whence._torch.observe.attribute_reads import class_attribute, is_observable
 from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence.dependence.code import (
     BY_TEXT,
+    IDENTITY,
     OF_ENVIRONMENT,
     behind,
     codes_in,
+    compares_identity,
     defaults_of,
     function_in,
     globals_in,
@@ -166,6 +168,8 @@ class Reachable:
         for each in inner:
             names |= names_in(each)
         self.names |= names
+        if IDENTITY not in self.names and any(map(compares_identity, inner)):
+            self.names.add(IDENTITY)
         self.sources.spelled(names)
         self._save(path, function, (code, path))
         for name in sorted(globals_within(code)):

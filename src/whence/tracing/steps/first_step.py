@@ -38,7 +38,10 @@ _FILLED: Mapping[Any, Any] = {
     **dict.fromkeys((aten.ones_like.default, aten.ones.default, aten.new_ones.default), 1),
 }
 _GIVEN = (aten.full.default, aten.full_like.default)
-_FIRST = "take one step with the optimizer before the capture: from then on every step is the same"
+_FIRST = (
+    "take a step with the optimizer before the capture, or as many as its state needs to be all there: "
+    "from then on every step is the same"
+)
 
 
 @dataclass(frozen=True)

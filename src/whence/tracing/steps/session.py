@@ -176,13 +176,13 @@ class StepActs(ModelActs):
             return self._scaling()
         value = value_of(node, self.run.places.made(node), self.run.log.inputs)
         made = f"{value.made}; " if value.made else ""
+        let = 'let the example decide with decide="example"; or ' if self.recorder.decider is None else ""
         return DataDependent(
             f"the {'optimizer' if self.step.reads_numbers else 'step'} decides by the number {value.name}, "
             "or needs it in Python, which a capture does not have",
             where=self.here(),
             why=f"{made}{NO_NUMBERS}",
-            remedy='let the example decide with decide="example"; or use an option that decides with tensors '
-            f"(capturable=True), or {_OTHERWISE}",
+            remedy=f"{let}use an option that decides with tensors (capturable=True), or {_OTHERWISE}",
         )
 
     def number_known(self, number: Any) -> Any:
