@@ -399,3 +399,37 @@ def test_arguments_that_lead_to_themselves() -> None:
     circle: list[Any] = []
     circle.append(circle)
     assert len(whence.capture(nn.ReLU(), (X,)).check(nn.ReLU(), (circle,))) == 1
+
+
+class Ordered(nn.Module):
+    """Calls two layers that are alike, as a container of its own says."""
+
+    def __init__(self, keep: Callable[[nn.Module, nn.Module], Any]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.parts = keep(self.first, self.second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.call(x)
+
+    def call(self, x: Tensor) -> Tensor:
+        """Read before any of the layers."""
+        first, second = self.parts.values() if isinstance(self.parts, dict) else self.parts
+        result: Tensor = second(first(x).relu())
+        return result
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [lambda a, b: (a, b), lambda a, b: [a, b], lambda a, b: {"one": a, "two": b}],
+    ids=["tuple", "list", "dict"],
+)
+def test_modules_that_change_places(keep: Callable[[nn.Module, nn.Module], Any]) -> None:
+    """Which of two modules that are alike a container holds where is what the model computes."""
+    model = Ordered(keep)
+    program = whence.capture(model, (X,))
+    assert program.check(copy.deepcopy(model), (X,)) == []
+    model.parts = keep(model.second, model.first)
+    assert [violation.guard.what for violation in program.check(model, (X,))] == ["parts"]
+    with pytest.raises(whence.StaleCapture):
+        program.bind(model)(X)

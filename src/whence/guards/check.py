@@ -82,29 +82,40 @@ def _callable_violations(plan: GuardPlan, call: Any, walk: Walk) -> Iterator[Vio
 
 
 def _module_violations(plan: GuardPlan, roots: Sequence[object], walk: Walk) -> list[Violation]:
-    """Modules from the roots down: found by their names, compared guard by guard.
+    """Modules from the roots down: found by their names, then compared guard by guard, for some guards are
+    about which of them it is.
 
     `model.eval()` is one change: a mode that was turned with that of the module above is not told of.
     """
     violations: list[Violation] = []
-    live, turned = walk.holders, set[int]()
+    turned, lost = set[int](), dict(_found_by_name(plan, roots, walk))
     for row in plan.modules:
-        parent, name = row.holder.place or (None, "")
-        above = None if parent is None else live.get(parent)
-        module = _module_inside(
-            _root(row, roots) if above is None else above.__dict__["_modules"].get(name), walk
-        )
-        if not same_class(row.holder.type, type(module)):
-            if parent is None or above is not None:  # what is below a lost module is not told of
-                violations.append(Violation(row.guards[0], _other(module)))
+        parent, _ = row.holder.place or (None, "")
+        module = walk.holders.get(row.holder.number)
+        if module is None:
+            violations += lost.get(row.holder.number, ())
             continue
-        live[row.holder.number] = module
         if not row.has_mode and parent in turned:
             turned.add(row.holder.number)
         found = list(_guard_by_guard(row, module, walk))
         violations += [v for v in found if v.guard.kind is not GuardKind.TRAINING or parent not in turned]
         turned |= {row.holder.number for v in found if v.guard.kind is GuardKind.TRAINING}
-    return [*violations, *_alias_violations(plan, live)]
+    return [*violations, *_alias_violations(plan, walk.holders)]
+
+
+def _found_by_name(
+    plan: GuardPlan, roots: Sequence[object], walk: Walk
+) -> Iterator[tuple[int, list[Violation]]]:
+    """Let the walk know the modules by their numbers; those that are lost, with what is in their place."""
+    for row in plan.modules:
+        parent, name = row.holder.place or (None, "")
+        above = None if parent is None else walk.holders.get(parent)
+        held = _root(row, roots) if above is None else above.__dict__["_modules"].get(name)
+        module = _module_inside(held, walk)
+        if same_class(row.holder.type, type(module)):
+            walk.holders[row.holder.number] = module
+        elif parent is None or above is not None:  # what is below a lost module is not told of
+            yield row.holder.number, [Violation(row.guards[0], _other(module))]
 
 
 def _module_inside(held: object, walk: Walk) -> Any:
