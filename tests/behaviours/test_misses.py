@@ -401,6 +401,46 @@ def test_arguments_that_lead_to_themselves() -> None:
     assert len(whence.capture(nn.ReLU(), (X,)).check(nn.ReLU(), (circle,))) == 1
 
 
+class Looks:
+    """A descriptor that finds its value in what the instance holds."""
+
+    def __get__(self, held: Any, _kind: object = None) -> Any:
+        return 2.0 if held is None else held.__dict__.get("hidden", 2.0)
+
+
+class LooksItUp(Holding):
+    """Finds a number by text among all that it holds."""
+
+    looked_up = Looks()
+
+    @property
+    def held(self) -> float:
+        return self.__dict__.get("hidden", 2.0)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda m, x: x * m.looked_up,
+        lambda m, x: x * m.held,
+        lambda m, x: x * vars(m).get("hidden", 2.0),
+        lambda m, x: x * m.__dict__.get("hidden", 2.0),
+    ],
+    ids=["descriptor", "property", "vars", "dictionary"],
+)
+def test_attributes_among_all(run: Callable[[Any, Tensor], Any]) -> None:
+    """An attribute that code takes out of `__dict__` by a text is guarded, whether it was there or not."""
+    model: Any = LooksItUp(run)
+    program = whence.capture(model, (X,))
+    assert program.check(model, (X,)) == []
+    model.hidden = 5.0
+    assert [violation.guard.what for violation in program.check(model, (X,))] == ["hidden"]
+    program = whence.capture(model, (X,))
+    assert program.check(model, (X,)) == []
+    model.hidden = 2.0
+    assert [violation.guard.what for violation in program.check(model, (X,))] == ["hidden"]
+
+
 class Ordered(nn.Module):
     """Calls two layers that are alike, as a container of its own says."""
 

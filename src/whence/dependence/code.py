@@ -127,7 +127,7 @@ def is_importing(frame: FrameType) -> bool:
 def names_in(code: CodeType) -> frozenset[str]:
     """Every name that the code looks up; also those it has as text, where it looks up by text."""
     names = frozenset(code.co_names)
-    return names if names.isdisjoint(BY_TEXT) else names.union(_texts_in(code))
+    return names if names.isdisjoint(BY_TEXT) else names.union(texts_in(code))
 
 
 def compares_identity(code: CodeType) -> bool:
@@ -140,11 +140,12 @@ def compares_identity(code: CodeType) -> bool:
 
 def environment_names(code: CodeType) -> Iterator[str]:
     """The variables that code, and functions written inside it, may ask the environment for."""
-    texts = (text for each in codes_in(code) for text in _texts_in(each))
+    texts = (text for each in codes_in(code) for text in texts_in(each))
     return (text for text in texts if text.isidentifier() and text.isupper())
 
 
-def _texts_in(code: CodeType) -> Iterator[str]:
+def texts_in(code: CodeType) -> Iterator[str]:
+    """The texts that code has as constants."""
     return (text for text in code.co_consts if isinstance(text, str))
 
 
@@ -157,7 +158,7 @@ def globals_in(code: CodeType) -> frozenset[str]:
             found.add(code.co_names[argument >> 1])  # the lowest bit says something else
         elif operation in _BY_NAME:
             found.add(code.co_names[argument])
-    return frozenset(found.union(_texts_in(code)) if "globals" in found else found)
+    return frozenset(found.union(texts_in(code)) if "globals" in found else found)
 
 
 def globals_within(code: CodeType) -> frozenset[str]:
@@ -190,7 +191,7 @@ def builtin_queries(
 def imported(code: CodeType, variables: Mapping[str, Any]) -> Iterator[ModuleType]:
     """The modules that the code imports while it runs, or has by their names."""
     if not _BY_NAME_OF_MODULE.isdisjoint(code.co_names):
-        named = (sys.modules.get(text) for text in _texts_in(code))
+        named = (sys.modules.get(text) for text in texts_in(code))
         yield from (module for module in named if isinstance(module, ModuleType))
     if _IMPORT not in code.co_code[::2]:
         return

@@ -165,6 +165,8 @@ class Reads:
         if self._note(read):
             self._ran.append(read)
             self._before.keep(holder, name, value)
+        if name == "__dict__":
+            self._read_by_text(holder)
         if type(value) in (
             FunctionType,
             MethodType,
@@ -175,6 +177,15 @@ class Reads:
         is_held = static_attribute(holder, name) is value
         self._follow(value, (read.module or ModulePath()).child(name), is_held=is_held)
         return True
+
+    def _read_by_text(self, holder: object) -> None:
+        """Code has all attributes of a thing: those are noted of which it has the name as text."""
+        held = own_attributes(holder)
+        for name in sorted(self.reachable.texts):
+            if name in held:
+                self.read(holder, name, held[name])
+            elif name not in TABLES and static_attribute(holder, name) is NOTHING:
+                self.missing(holder, name)
 
     def missing(self, holder: object, name: str) -> bool:
         """An attribute was looked for that the model does not have."""

@@ -40,6 +40,7 @@ from whence.dependence.code import (
     globals_within,
     imported,
     names_in,
+    texts_in,
 )
 from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import (
@@ -70,7 +71,7 @@ _ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)
 _ENTERED = frozenset(
     (
         *("__init__", "__new__", "__call__", "__enter__", "__exit__", "__iter__", "__next__", "__getitem__"),
-        *("__setitem__", "__getattr__", "forward", "backward", "setup_context"),
+        *("__setitem__", "__getattr__", "__get__", "forward", "backward", "setup_context"),
     )
 )
 """Methods of a class that code calls without naming them."""
@@ -83,6 +84,8 @@ _OF_PYTHON = frozenset(
 """Packages of Python's, and others that are no user's, whose objects keep state that a model advances."""
 _HOLDING = (dict, list, tuple, set, frozenset, deque)
 _NO_STATE = (BaseException, Enum)
+_IN_WHOLE = frozenset({"vars", "__dict__"})
+"""Names with which code gets all attributes of a thing at once, to look one up by text."""
 _DEEP, _MOST = 6, 4000
 """How far things are followed, and how many are looked at."""
 _NOW = frozenset({"now", "utcnow", "today"})
@@ -105,7 +108,7 @@ class Reachable:
         self.saved: list[Saved] = []
         self.readers: dict[int, Reader] = {}
         self.sources = sources
-        self.names = set[str]()
+        self.names, self.texts = set[str](), set[str]()
         self._named = NamedValues(is_user, is_inside)
         self._owned: list[tuple[Saved, Source]] = []
         self._is_user = is_user
@@ -168,6 +171,8 @@ class Reachable:
         for each in inner:
             names |= names_in(each)
         self.names |= names
+        if not names.isdisjoint(_IN_WHOLE):
+            self.texts.update(text for each in inner for text in texts_in(each) if text.isidentifier())
         if IDENTITY not in self.names and any(map(compares_identity, inner)):
             self.names.add(IDENTITY)
         self.sources.spelled(names)
