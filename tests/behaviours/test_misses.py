@@ -415,7 +415,7 @@ class LooksItUp(Holding):
 
     @property
     def held(self) -> float:
-        return self.__dict__.get("hidden", 2.0)  # type: ignore[no-any-return]
+        return self.__dict__.get("hidden", 2.0)
 
 
 @pytest.mark.parametrize(
