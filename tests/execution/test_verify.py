@@ -515,3 +515,36 @@ def test_arguments_keep_their_layout(x: Tensor) -> None:
     """Every run has copies with the strides of the arguments."""
     program = whence.capture(_by_strides, (x,))
     assert program.verify(_by_strides, (x,)).ok
+
+
+class Parts(nn.Module):
+    """Looks at the parts of complex numbers."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return x.real, x.imag * 2, x.mT.real, torch.view_as_real(x.resolve_conj()) * 2
+
+
+Z = torch.randn(3, 4, dtype=torch.complex64)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [Z, Z.conj(), Z.conj()[:, ::2], Z.conj().expand(2, 3, 4)],
+    ids=["plain", "conjugate", "with gaps", "expanded"],
+)
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "tangents"])
+def test_conjugate_arguments(given: Tensor, backward: bool) -> None:
+    """Eager and the program run on copies that stand for a conjugate as the arguments do."""
+    x = given.detach().requires_grad_(backward)
+    program = whence.capture(Parts(), (x,), backward=backward)
+    assert program.verify(Parts(), (x,)).ok
+    other = given.resolve_conj() if given.is_conj() else given.conj()
+    assert "args[0].is_conj" in [violation.guard.what for violation in program.check(Parts(), (other,))]
+
+
+@pytest.mark.parametrize("given", [Z.conj().imag, Z.conj().imag[:, ::2]], ids=["negative", "with gaps"])
+def test_negative_arguments(given: Tensor) -> None:
+    """So are those that stand for the negative of what lies in memory."""
+    program = whence.capture(nn.Softplus(), (given,))
+    assert given.is_neg()
+    assert program.verify(nn.Softplus(), (given,)).ok

@@ -57,6 +57,11 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
     return bool(((first == second) | both_nan).all())
 
 
+def negated(tensor: Tensor) -> Tensor:
+    """What stands for the negative of a tensor, over its memory."""
+    return torch._neg_view(tensor)
+
+
 def is_simple(tensor: Tensor) -> bool:
     """Whether a tensor is a leaf with memory of its own, all of which it shows, and nothing else about it."""
     with torch._C.DisableTorchFunction():

@@ -15,7 +15,7 @@ from whence._torch.pytrees import tree_flatten, tree_map_only, tree_unflatten, w
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.subclasses.fully_sharded import sharding_kept
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
-from whence._torch.tensors import same_bits, untouched
+from whence._torch.tensors import negated, same_bits, untouched
 from whence.errors import StaleCapture
 from whence.hierarchy.run.wrapper_subclasses import holder_of
 from whence.program import FlatProgram
@@ -114,11 +114,16 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _copy_of_plain(tensor: Tensor) -> Tensor:
-    """A copy laid out alike: a model may ask for the strides of one that is expanded, or has gaps."""
+    """A copy laid out alike: a model may ask for the strides of one that is expanded, or has gaps. One that
+    stands for the conjugate, or the negative, of what lies in memory is a copy of that which does so, too."""
+    if tensor.is_conj():
+        return _copy_of_plain(tensor.detach().conj()).conj()
+    if tensor.is_neg():
+        return negated(_copy_of_plain(negated(tensor.detach())))
     copied = tensor.detach().clone()
     if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_meta:
         return copied
-    if copied.stride() == tensor.stride() or tensor.is_conj() or tensor.is_neg():
+    if copied.stride() == tensor.stride():
         return copied
     memory, place = tensor.detach().untyped_storage().clone(), tensor.storage_offset()
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(

@@ -48,7 +48,8 @@ def _guards_of(convention: Convention, strided: Set[int]) -> Iterator[Guard]:
         yield leaf_guard(position, path, leaf, with_strides=position in strided)
     for query in convention.questions:
         what = spelled(query.question, convention.paths[query.position])
-        row = Guard(GuardKind.INPUT, what, ExpectedConstant(query.answer), _ASKED, query.question)
+        reason = _VIEWED if query.source is None else _ASKED
+        row = Guard(GuardKind.INPUT, what, ExpectedConstant(query.answer), reason, query.question)
         yield row._replace(source=query.source, positions=(query.position,))
     for rule in () if convention.varying is None else convention.varying.rules:
         yield size_guard(rule)
@@ -69,6 +70,7 @@ def tie_guards(convention: Convention) -> Iterator[Guard]:
 
 
 _ASKED = "the model asked for it, and what it decided is part of the program"
+_VIEWED = "what is made of it depends on that"
 _TOLD = "code asks of two variables whether they are one object"
 _ONE = "a write to one was a write to both, and their gradients were summed"
 _APART = "a write to one would be a write to another"

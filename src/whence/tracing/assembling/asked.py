@@ -16,6 +16,8 @@ from whence.tracing.log.log import Log, ran_without
 from whence.tracing.target.placeholders import Prepared
 
 _DETACH = torch.ops.aten.detach.default
+_OF_MEMORY = frozenset({torch.ops.aten.view_as_real.default, torch.ops.aten._conj.default})
+"""Operators for which a conjugate lies in memory otherwise than what it is the conjugate of."""
 
 
 def asked_of_inputs(
@@ -45,11 +47,19 @@ def _in_memory_of(node: fx.Node) -> Iterator[str]:
     yield from (value.name for value in behind if value.op == "placeholder")
 
 
-def asked_unheard_of(prepared: Prepared) -> Iterator[InputQuery]:
-    """What code asked arguments past torch functions."""
-    pairs = zip(prepared.leaves, prepared.originals, strict=True)
-    for position, pair in enumerate(pairs):
-        yield from (InputQuery(position, *asked, "", None) for asked in asked_unheard(*pair))
+def questions_to_inputs(log: Log, prepared: Prepared, graph: fx.Graph) -> tuple[InputQuery, ...]:
+    """What was asked of arguments themselves, each once."""
+    unheard = {query.asked: query for query in _asked_unheard(prepared, graph)}
+    return tuple((unheard | dict(log.questions)).values())
+
+
+def _asked_unheard(prepared: Prepared, graph: fx.Graph) -> Iterator[InputQuery]:
+    """What code asked arguments past torch functions, and operators of the memory in which they lie."""
+    views = any(node.target in _OF_MEMORY for node in graph.nodes)
+    for position, (leaf, original) in enumerate(zip(prepared.leaves, prepared.originals, strict=True)):
+        yield from (InputQuery(position, *asked, "", None) for asked in asked_unheard(leaf, original))
+        if views and isinstance(original, Tensor) and original.is_complex():
+            yield InputQuery(position, "is_conj", original.is_conj(), "", None)
 
 
 def _with_history(node: fx.Node, stopped: Set[fx.Node], given: Set[fx.Node]) -> Set[str]:

@@ -43,7 +43,7 @@ from whence.rewriting.cut_gradients import cut_gradients
 from whence.rewriting.functionalize import Functional, functionalize
 from whence.rewriting.simplify import drop_unused, order_placeholders, placeholders_of
 from whence.schema import OutputKind, Phase, TensorFact
-from whence.tracing.assembling.asked import asked_of_inputs, asked_unheard_of
+from whence.tracing.assembling.asked import asked_of_inputs, questions_to_inputs
 from whence.tracing.assembling.attribution import (
     attribute_branches,
     custom_functions,
@@ -175,6 +175,7 @@ def _convention(
     subject: Subject, example: Example, recorded: Recorded, asked: Set[tuple[str, TensorFact]]
 ) -> Convention:
     paths = {node.name: path for path, node in zip(example.paths, recorded.prepared.nodes, strict=True)}
+    log, graph = recorded.session.log, recorded.session.recorder.graph
     leaves = tuple(map(_as_given, recorded.prepared.nodes, example.leaves))
     turned = {
         (node.name, TensorFact.REQUIRES_GRAD)
@@ -188,11 +189,11 @@ def _convention(
         paths=example.paths,
         parameters=subject.parameters,
         same=tied_positions(example.leaves),
-        reads_memory=any(map(reads_memory, _targets(recorded.session.recorder.graph))),
+        reads_memory=any(map(reads_memory, _targets(graph))),
         layouts=frozenset(path for path, fact in facts if fact is TensorFact.STRIDES),
         returned=recorded.returned,
         facts=tuple(row for row in facts if row[1] is not TensorFact.STRIDES),
-        questions=(*recorded.session.log.questions.values(), *asked_unheard_of(recorded.prepared)),
+        questions=questions_to_inputs(log, recorded.prepared, graph),
     )
 
 
