@@ -59,7 +59,8 @@ def same_bits(left: Tensor, right: Tensor) -> bool:
 
 def negated(tensor: Tensor) -> Tensor:
     """What stands for the negative of a tensor, over its memory."""
-    return torch._neg_view(tensor)
+    view: Tensor = torch.ops.aten._neg_view.default(tensor)
+    return view
 
 
 def is_simple(tensor: Tensor) -> bool:
