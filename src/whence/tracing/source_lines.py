@@ -128,7 +128,7 @@ class SourceFinder:
     def is_encoder_asking(self) -> bool:
         """Whether one of PyTorch's encoders asks of one tensor after the other, until one says yes."""
         frame = _asking_frame()
-        return frame is not None and self.is_module_asking() and frame.f_code.co_name in _ONE_BY_ONE
+        return frame is not None and self.is_module_asking() and _is_one_of_many(frame)
 
     def is_given_back(self) -> bool:
         """Whether who asks for the grad mode only sets it again."""
@@ -180,8 +180,9 @@ class SourceFinder:
         return source
 
 
-_ONE_BY_ONE = ("<genexpr>", "_arg_requires_grad")
-"""What of encoders and attention runs for each tensor that `any` is given."""
+def _is_one_of_many(frame: FrameType) -> bool:
+    """Whether a frame runs for each thing that `any` is given, or is what such a one calls."""
+    return any(each is not None and each.f_code.co_name == "<genexpr>" for each in (frame, frame.f_back))
 
 
 def _asking_frame() -> FrameType | None:
