@@ -231,7 +231,12 @@ def test_what_python_asks_of_an_argument(what: str, turned: bool) -> None:
     assert ask(first) != ask(second)
     found = _found(deciding, (first,), (second,))
     assert found == [what if what != "hasattr(args[0], 'flag')" or not turned else "args[0].flag"]
-    assert torch.equal(whence.capture(deciding, (first,)).bind(deciding)(first), deciding(first))
+    program = whence.capture(deciding, (first,))
+    assert torch.equal(program.bind(deciding)(first), deciding(first))
+    for module in (program.module(), program.unflatten()):
+        assert torch.equal(module(first), deciding(first))
+        with pytest.raises(whence.CallError, match="the model asked for it"):
+            module(second)
 
 
 @pytest.mark.parametrize(
@@ -264,3 +269,16 @@ def test_what_a_run_changes_of_an_argument_is_heard() -> None:
     expected = writing(given)
     given = PLAIN().add_(1).mul_(2)
     assert torch.equal(whence.capture(writing, (given,)).bind(writing)(given), expected)
+
+
+def test_whether_an_argument_requires_a_gradient() -> None:
+    """A module of a program takes both kinds, unless the model asks which it is given."""
+
+    def asking(x: Tensor) -> Tensor:
+        return x * 2 if x.requires_grad else x * 3
+
+    assert whence.capture(torch.sin, (PLAIN(),)).module()(TRAINED()).requires_grad
+    program = whence.capture(asking, (PLAIN(),))
+    assert [row.guard.what for row in program.check(asking, (TRAINED(),))] == ["args[0]"]
+    with pytest.raises(whence.CallError, match=r"args\[0\]\.requires_grad was False at capture, is True"):
+        program.module()(TRAINED())

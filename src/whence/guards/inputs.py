@@ -190,7 +190,8 @@ def _violations(guards: Sequence[Guard], faults: Sequence[ArgumentFault]) -> lis
 def _subject_of(guard: Guard) -> Hashable:
     if isinstance(guard.expected, SizeRule):
         return guard.expected
-    return (*guard.positions, guard.name) if is_question(guard.name) else guard.positions
+    is_asked = bool(guard.name) and is_question(guard.name)
+    return (*guard.positions, guard.name) if is_asked else guard.positions
 
 
 def _subject(row: ArgumentFault) -> Hashable:
