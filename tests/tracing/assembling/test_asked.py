@@ -106,3 +106,21 @@ def test_an_encoder_asks_arguments_and_parameters(are_trained: bool) -> None:
     else:
         with pytest.raises(whence.CallError, match="requires_grad was False"):
             run(requiring)
+
+
+def test_attention_asks_arguments_and_parameters() -> None:
+    """By a function of its own, with the same answer."""
+
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.attention(x, x, x)[0]
+            return found
+
+    model, x = Attending().eval(), torch.randn(2, 3, 8)
+    run = whence.capture(model, (x,)).module()
+    requiring = x.clone().requires_grad_()
+    assert torch.equal(run(requiring), model(requiring))
