@@ -32,11 +32,13 @@ def test_attributes() -> None:
             getattr(fake, "mask")  # noqa: B009
     questions.note_class_asked(fake, (int, nn.Parameter))
     asked = dict(questions.asked_unheard(fake, tensor))
-    assert asked == {"__class__": "Tensor", "hasattr absent": False, "attribute flag": 1}
+    expected = {"hasattr absent": False, "attribute flag": 1, "attribute mask": "Tensor"}
+    assert asked == {"__class__": "Tensor", **expected}
     assert [questions.spelled(question, "x") for question in asked] == [
         "type(x)",
         "hasattr(x, 'absent')",
         "x.flag",
+        "x.mask",
     ]
 
 

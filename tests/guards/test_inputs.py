@@ -232,6 +232,7 @@ def test_what_python_asks_of_an_argument(what: str, turned: bool) -> None:
     found = _found(deciding, (first,), (second,))
     assert found == [what if what != "hasattr(args[0], 'flag')" or not turned else "args[0].flag"]
     program = whence.capture(deciding, (first,))
+    assert program.verify(deciding, (first,)).ok or what not in ("type(args[0])", "args[0].flag")
     assert torch.equal(program.bind(deciding)(first), deciding(first))
     for module in (program.module(), program.unflatten()):
         assert torch.equal(module(first), deciding(first))
@@ -269,6 +270,12 @@ def test_what_a_run_changes_of_an_argument_is_heard() -> None:
     expected = writing(given)
     given = PLAIN().add_(1).mul_(2)
     assert torch.equal(whence.capture(writing, (given,)).bind(writing)(given), expected)
+
+
+def test_attribute_of_an_argument_that_nobody_reads() -> None:
+    """What hangs on an argument may be anything where code does not look for it."""
+    assert _found(torch.sin, (_set_on(1),), (_set_on(2),)) == []
+    assert _found(torch.sin, (_set_on(1),), (_set_on(torch.ones(4)),)) == []
 
 
 def test_whether_an_argument_requires_a_gradient() -> None:

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
 
 from whence._torch.patching import BASES, patched
-from whence._torch.tensors import LEFT_OUT, MISSED
+from whence._torch.tensors import LEFT_OUT, MISSED, PLAIN_ATTRIBUTES
 from whence.errors import Place, UnsupportedInput
 
 DEVICE = torch.ops.prim.device.default
@@ -25,10 +25,13 @@ class _SaidInEager:
     __class__: Any = Tensor
 
     def __getattr__(self: Any, name: str) -> Any:
-        if name in vars(self).get(LEFT_OUT, ()):
-            raise held_by_argument("an argument", name)
         vars(self).setdefault(MISSED, set()).add(name)
-        raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        held = vars(self).get(LEFT_OUT, {})
+        if name not in held:
+            raise AttributeError(f"'Tensor' object has no attribute {name!r}")
+        if type(held[name]) not in PLAIN_ATTRIBUTES:
+            raise held_by_argument("an argument", name)
+        return held[name]
 
     def __copy__(self: Any) -> Tensor:
         copied: Tensor = self.detach()  # a leaf over the same memory, as in eager mode

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from whence._torch.tensors import CLASS_ASKED, LEFT_OUT, MISSED, attributes_set_on
+from whence._torch.tensors import CLASS_ASKED, LEFT_OUT, MISSED, PLAIN_ATTRIBUTES, attributes_set_on
 
 CLASS = "__class__"
 Answer = bool | int | float | str | None
@@ -35,8 +35,6 @@ QUESTIONS: Mapping[Any, str] = MappingProxyType(
 
 _ASKED = frozenset({*QUESTIONS.values(), CLASS})
 """The names of most questions."""
-
-_PLAIN = (bool, int, float, str, type(None))
 
 IN_PYTHON = frozenset({"is_shared"})
 """What PyTorch asks from Python, on behalf of whoever calls it."""
@@ -66,7 +64,7 @@ def asked_of(tensor: Tensor, question: str) -> Answer:
 
 
 def _plain(value: object) -> Answer:
-    return value if type(value) in _PLAIN else type(value).__name__  # type: ignore[return-value]
+    return value if type(value) in PLAIN_ATTRIBUTES else type(value).__name__  # type: ignore[return-value]
 
 
 def all_asked_of(tensor: Tensor) -> dict[str, Answer]:
@@ -96,24 +94,22 @@ def is_question(name: str) -> bool:
 
 
 def with_attributes_of(fake: Tensor, tensor: Tensor) -> None:
-    """Set on a fake tensor what somebody has set on the one whose twin it is: numbers, texts and flags. Other
-    things stay with that one, and are refused where code looks for them."""
-    held = attributes_set_on(tensor)
-    plain = {name: value for name, value in held.items() if type(value) in _PLAIN}
-    vars(fake).update(plain)
-    if others := held.keys() - plain.keys():
-        vars(fake)[LEFT_OUT] = others
+    """Let a fake tensor answer with what somebody has set on the one whose twin it is: numbers, texts and
+    flags. Other things are refused where code looks for them."""
+    if held := attributes_set_on(tensor):
+        vars(fake)[LEFT_OUT] = held
 
 
 def asked_unheard(fake: object, tensor: Tensor) -> Iterator[tuple[str, Answer]]:
-    """What code has asked of a fake tensor past torch functions, or may have, and what the one answers whose
-    twin it is."""
+    """What code has asked of a fake tensor past torch functions, and the answers of that whose twin it is."""
     if not isinstance(fake, FakeTensor):
         return
     held = vars(fake)
     asked = [CLASS] if CLASS_ASKED in held else []
-    asked += [_HAS + name for name in sorted(held.get(MISSED, ())) if not name.startswith("__")]
-    asked += [_ATTRIBUTE + name for name, value in attributes_set_on(tensor).items() if type(value) in _PLAIN]
+    there = attributes_set_on(tensor)
+    for name in sorted(held.get(MISSED, ())):
+        if not name.startswith("__"):
+            asked.append((_ATTRIBUTE if name in there else _HAS) + name)
     yield from ((question, asked_of(tensor, question)) for question in asked)
 
 

@@ -17,9 +17,10 @@ LAYOUT = "_whence_layout"
 CLASS_ASKED = "_whence_class_asked"
 """Where it keeps that code has asked for its class."""
 MISSED = "_whence_missed"
-"""Where it keeps the names of attributes that code has looked for in vain."""
+"""Where it keeps the names of attributes that code has looked for, and it has not."""
 LEFT_OUT = "_whence_left_out"
-"""Where it keeps the names of attributes that the tensor has whose twin it is, and it has not."""
+"""Where it keeps the attributes that somebody has set on the tensor whose twin it is."""
+PLAIN_ATTRIBUTES = (bool, int, float, str, type(None))
 _OF_FAKE = frozenset(
     {
         *("_fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor"),

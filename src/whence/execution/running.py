@@ -15,7 +15,7 @@ from whence._torch.pytrees import tree_flatten, tree_map_only, tree_unflatten, w
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.subclasses.fully_sharded import sharding_kept
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
-from whence._torch.tensors import negated, same_bits, untouched
+from whence._torch.tensors import PLAIN_TENSORS, attributes_set_on, negated, same_bits, untouched
 from whence.errors import StaleCapture
 from whence.hierarchy.run.wrapper_subclasses import holder_of
 from whence.program import FlatProgram
@@ -103,6 +103,8 @@ def copied(inputs: tuple[Any, Any]) -> tuple[Any, Any]:
         if isinstance(leaf, Tensor) and id(leaf) not in copies:
             twin = _copy(leaf).requires_grad_(leaf.requires_grad)
             copies[id(leaf)] = nn.Parameter(twin, leaf.requires_grad) if type(leaf) is nn.Parameter else twin
+            if type(leaf) in PLAIN_TENSORS:
+                vars(copies[id(leaf)]).update(attributes_set_on(leaf))
     args, kwargs = with_whole_leaves(inputs, [copies.get(id(leaf), leaf) for leaf in leaves])
     return args, kwargs
 
