@@ -95,7 +95,8 @@ def verify(
     refuse_uninitialised(subject)
     inputs = (args, kwargs or {})
     bound = alone(program).with_changes(state=bound_state(program, tensors_by_name(subject)))
-    bound = bound.under(questions=())  # of which copies of the arguments answer some otherwise, in eager, too
+    untold = replace(bound.convention, questions=())  # copies answer some otherwise, in eager, too
+    bound = bound.with_changes(convention=untold)
     refuse_elsewhere(bound)
     program.convention.flatten(*inputs)
     names = [row.name for row in bound.signature.state if row.kind is InputKind.CONSTANT]
