@@ -57,7 +57,8 @@ def test_the_program_is_right_in_every_call_or_there_is_none(place: Keeping) -> 
             assert not place.is_right, str(error)
             assert error.remedy
             return
-    assert all(map(same_bits, results(program.module()), expected))
+        module = program.module()
+    assert all(map(same_bits, results(module), expected))
 
 
 @pytest.mark.sample(10)
