@@ -82,6 +82,21 @@ def spelled(question: str, of: str) -> str:
     return f"{of}.{question} is None" if question in HELD else f"{of}.{question}"
 
 
+def as_code(question: str, of: str) -> str | None:
+    """What asks a tensor the same, as code that tracers read; None where that fails for some tensors."""
+    if question == CLASS:
+        return f"type({of}).__name__"
+    if question.startswith(_HAS):
+        return f"hasattr({of}, {question.removeprefix(_HAS)!r})"
+    if question.startswith(_ATTRIBUTE):
+        return f"getattr({of}, {question.removeprefix(_ATTRIBUTE)!r}, None)"
+    if question in ("grad_fn", "_base"):
+        return f"({of}.{question} is None)"
+    if question in ("is_leaf", "retains_grad", "output_nr"):
+        return f"{of}.{question}"
+    return f"{of}.{question}()" if question in ("is_neg", "is_conj", "_is_view") else None
+
+
 def note_class_asked(thing: object, kinds: object = nn.Parameter) -> None:
     """Code asks whether a fake tensor is of one of these classes."""
     if isinstance(thing, FakeTensor) and _tell_apart(kinds):

@@ -124,3 +124,22 @@ def test_attention_asks_arguments_and_parameters() -> None:
     run = whence.capture(model, (x,)).module()
     requiring = x.clone().requires_grad_()
     assert torch.equal(run(requiring), model(requiring))
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        lambda x: x.is_leaf,
+        lambda x: x.grad_fn is None,
+        lambda x: hasattr(x, "mask"),
+        lambda x: isinstance(x, nn.Parameter),
+    ],
+    ids=["is_leaf", "grad_fn", "hasattr", "class"],
+)
+def test_compilers_read_what_is_asked(asks: Callable[[Tensor], bool]) -> None:
+    """Dynamo takes a module of the program in one piece."""
+    model = Asking(asks)
+    program = whence.capture(model, (X,))
+    assert program.convention.questions
+    compiled = torch.compile(program.module(), backend="eager", fullgraph=True)
+    assert torch.equal(compiled(X), model(X))

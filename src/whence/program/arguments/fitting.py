@@ -13,7 +13,7 @@ from torch import SymInt, Tensor
 from whence._torch.autograd.mode_questions import mode_now
 from whence._torch.plain_values import same_constant
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic
-from whence._torch.tensor_questions import asked_of, spelled
+from whence._torch.tensor_questions import as_code, asked_of, spelled
 from whence._torch.tensors import autocast_in_words
 from whence.errors import CallError, Place
 from whence.program.arguments.open_sizes import (
@@ -75,6 +75,12 @@ class LeafConditions:
         if type(expected) in (int, str) or (type(expected) is float and expected and math.isfinite(expected)):
             return f"type({name}) is {self.name_of(type(expected))} and {name} == {expected!r}"
         return f"same_constant({self.name_of(expected)}, {name})"
+
+    def answered(self, query: "InputQuery") -> str:
+        """A tensor that answers as at capture."""
+        name, question = value_at(query.position), query.question
+        now = as_code(question, name) or f"{self.name_of(asked_of)}({name}, {question!r})"
+        return f"same_constant({self.name_of(query.answer)}, {now})"
 
     def whole_number(self, at: int) -> str:
         """A whole number, or one that another capture does not know yet."""
@@ -281,9 +287,7 @@ class ExpectedLeaves:
             condition = f"{value_at(at)}.{fact} == {_answer(expected, fact)}"
             yield _Row(Misfit.FACT, (at,), condition, fact)
         for query in (query for query in self.questions if query.position == at):
-            now = f"{ask.name_of(asked_of)}({value_at(at)}, {query.question!r})"
-            condition = f"same_constant({ask.name_of(query.answer)}, {now})"
-            yield _Row(Misfit.FACT, (at,), condition, query.question, query)
+            yield _Row(Misfit.FACT, (at,), ask.answered(query), query.question, query)
 
     def _strides(self, at: int, expected: Tensor, shape: Sequence[Sized]) -> Mapping[int, Sized] | None:
         """The strides that count, by dimension; None where none does.
