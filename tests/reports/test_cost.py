@@ -243,8 +243,11 @@ def test_open_sizes_are_those_that_are_given() -> None:
     assert program.cost().rows == whence.capture(model, (X,)).cost().rows
     assert program.cost(sizes={"batch": 10}).rows == wider.cost().rows
     assert program.memory(sizes={"batch": 10}).peak == wider.memory().peak
-    with pytest.raises(whence.UsageError, match="no open size can be btach"):
+    with pytest.raises(whence.UsageError, match="no open size is called btach"):
         program.memory(sizes={"btach": 10})
+    for wrong in (-3, 2.5, "3", True):
+        with pytest.raises(whence.UsageError, match=f"no size can be batch={wrong!r}"):
+            program.cost(sizes={"batch": wrong})  # type: ignore[dict-item]
     masked = whence.capture(lambda x: x[x > 0] * 2, (X,))
     with pytest.raises(whence.UsageError, match="is decided by data"):
         masked.cost()

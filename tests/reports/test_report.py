@@ -113,6 +113,10 @@ def test_rows_are_chosen_and_sorted() -> None:
         report_of(sort="joy")
     with pytest.raises(whence.SelectionError, match="no call fits"):
         report_of(where="nowhere")
+    with pytest.raises(whence.SelectionError, match="down to depth 1"):
+        report_of(depth=1, where="0.0")
+    with pytest.raises(whence.SelectionError, match="down to depth -1"):
+        report_of(depth=-1)
 
 
 @pytest.mark.parametrize(

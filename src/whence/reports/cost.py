@@ -284,11 +284,16 @@ def checked_sizes(program: FlatProgram, sizes: Mapping[str, int] | None) -> Mapp
     if not sizes:
         return {}
     known = {name for node in program.nodes() for name in names_of_sizes(node.meta.get("val"))}
-    wrong = [name for name, size in sizes.items() if name not in known or size < 0]
-    if wrong:
+    if wrong := [name for name in sizes if name not in known]:
         names = ", ".join(sorted(known)) or "none: all sizes are fixed"
-        raise UsageError(f"no open size can be {', '.join(wrong)}", remedy=f"open sizes are {names}")
+        raise UsageError(f"no open size is called {', '.join(wrong)}", remedy=f"open sizes are {names}")
+    if wrong := [f"{name}={size!r}" for name, size in sizes.items() if not _is_size(size)]:
+        raise UsageError(f"no size can be {', '.join(wrong)}", remedy="give whole numbers from 0 on")
     return sizes
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size >= 0
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rich.console import Console, Group, JustifyMethod
 from rich.table import Table
 from rich.text import Text
 
-from whence.errors import UsageError
+from whence.errors import SelectionError, UsageError
 from whence.program import FlatProgram
 from whence.program.node_records import origin_of
 from whence.program.plain import AsJSON
@@ -149,6 +149,8 @@ def chosen(
     if where is not None:
         fitting = {(str(call.site.path), call.site.index) for call in select_calls(program, where)}
         rows = [replace(row, depth=1) for row in rows if row.depth and (row.path, row.index) in fitting]
+    if not rows:
+        raise SelectionError(f"no call fits {where or '*'!r} down to depth {depth}", remedy="go deeper")
     return replace(report, rows=tuple(rows if sort is None else _sorted_rows(rows, sort)))
 
 

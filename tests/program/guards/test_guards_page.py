@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import whence
 from tests.guards.changes import inputs_of
+from whence.program.guards.expectations import ExpectedConstant
 
 SCALE = 0.5
 
@@ -142,3 +143,10 @@ def test_guards_are_data() -> None:
     }
     assert [guard.what for guard in guards.about("momentum")] == ["norm.momentum"]
     assert len(guards) == len(list(guards)) == len(guards.to_dict()["guards"])
+
+
+def test_sets_have_one_order() -> None:
+    """Whatever order a process, or a file, has them in."""
+    assert str(ExpectedConstant(set("cab"))) == "{'a', 'b', 'c'}"
+    assert str(ExpectedConstant(frozenset({10, 9}))) == "frozenset({10, 9})"
+    assert (str(ExpectedConstant(set())), str(ExpectedConstant(frozenset()))) == ("set()", "frozenset()")

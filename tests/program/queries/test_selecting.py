@@ -122,6 +122,7 @@ def test_accumulated_sum_belongs_to_every_contributor() -> None:
         ("layers.7", "layers."),
         ("Layers.0", "layers.0"),
         ("haed", "head"),
+        ("type=Liner", "there are Linear"),
     ],
 )
 def test_unknown_module_names_near_misses(forward: whence.Program, pattern: str, hint: str) -> None:

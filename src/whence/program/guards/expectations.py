@@ -260,6 +260,9 @@ def _constant_shown(value: Any) -> str:
     base = next((base for base in TEXTS_AND_NUMBERS if isinstance(value, base)), None)
     if base is not None:
         return str(base.__repr__(value))
+    if isinstance(value, set | frozenset) and value:  # which has an order of its own in every process
+        items = f"{{{', '.join(sorted(map(_constant_shown, value)))}}}"
+        return items if type(value) is set else f"{type(value).__name__}({items})"
     return repr(value) if type(value).__module__ in _TRUSTED else type(value).__name__
 
 

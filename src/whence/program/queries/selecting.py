@@ -229,8 +229,10 @@ def _near(wanted: Selection, pattern: str, nodes: Iterable[fx.Node], calls: Call
 
 
 def near_paths(pattern: str, calls: Calls) -> str:
-    """Paths that somebody may have meant by a pattern that fits none."""
+    """Paths, or classes, that somebody may have meant by a pattern that fits none."""
     wanted = pattern.split(SEPARATOR)[0].strip()
+    if wanted.startswith(TYPE):
+        return _suggest(wanted.removeprefix(TYPE), list(dict.fromkeys(call.site.type for call in calls)))
     paths = dict.fromkeys(str(path) for call in calls for path in call.site.path.prefixes())
     ending = [path for path in paths if PathPattern.parse(f"**.{wanted}").matches(ModulePath.parse(path))]
     if ending:
