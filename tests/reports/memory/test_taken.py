@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
 
 import whence
 from tests.models import ModelCase, case
@@ -193,6 +194,38 @@ def test_peak_but_for_the_random_states_that_checkpoints_keep(name: str) -> None
     states = torch.get_rng_state().nbytes
     assert memory.peak + states == pytest.approx(peak_of_eager(found), rel=0.005)
     assert list(memory.gaps) == ["checkpoint: the states of generators that it keeps"]
+
+
+class Redrawing(nn.Module):
+    """Layers with dropout, each in a checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 16), nn.Dropout(0.1))
+            for _ in range(4)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        return x
+
+
+def test_what_a_checkpoint_draws_again_is_not_kept() -> None:
+    """Eager rewinds a generator in the place of keeping what was drawn; inputs of the layers are kept."""
+    inputs: Any = lambda: ((torch.randn(256, 16),), {})  # noqa: E731
+    found = ModelCase("redrawing", Redrawing, inputs, lambda y: y.square().mean(), training=True)
+    model, args, kwargs = found.make()
+    memory = whence.capture(model, args, kwargs, backward=found.loss).memory()
+    assert memory.kept_bytes == 4 * 256 * 16 * 4  # of all layers but the first, and the last result
+    states = 4 * torch.get_rng_state().nbytes  # fewer where the first layers are differentiated
+    assert memory.peak <= peak_of_eager(found) <= memory.peak + states
+    assert sum(memory.parts.values()) == memory.peak
+    sizes = ({0: Dim("batch", min=2)},)
+    varying = whence.capture(model, args, kwargs, backward=found.loss, dynamic_shapes=sizes)
+    assert varying.memory(sizes={"batch": 256}).peak == memory.peak
+    assert eval(varying.memory().formulas["kept bytes"], {"batch": 256}) == memory.kept_bytes
 
 
 def test_all_of_a_row_is_there_at_once() -> None:

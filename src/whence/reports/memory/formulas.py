@@ -53,8 +53,9 @@ def _alive(storages: Storages) -> Iterator[tuple[fx.Node, Terms]]:
     alive, changes = Terms(), [(Terms(), Terms()) for _ in range(len(storages.nodes) + 1)]
     for base in storages.size:
         terms = terms_of(storages.open_size(base))
-        (changes[storages.first[base]][0] if base.op == "call_function" else alive).update(terms)
-        changes[storages.last[base]][1].update(terms)
+        for first, last in storages.spans[base]:
+            changes[first][0].update(terms)
+            changes[last][1].update(terms)
     for node, (begins, ends) in zip(storages.nodes, changes, strict=False):
         alive.update(begins)
         meanwhile = Terms(alive)

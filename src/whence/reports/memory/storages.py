@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from whence._torch.graphs import nodes_in
 from whence._torch.observe.kernel_memory import KernelMemory, Layout, is_profiling, run_on_zeros
-from whence._torch.operators.schemas import op_name
+from whence._torch.operators.schemas import draws, op_name
 from whence._torch.operators.table import said_of
 from whence._torch.sizes.symbols import SYMBOLIC, size_at
 from whence.dependence.asking import Failed, attempt
@@ -131,7 +131,24 @@ class Storages:
 
     @cached_property
     def readings(self) -> dict[fx.Node, tuple[BackwardRead, ...]]:
-        """Storages that the forward makes and the backward reads, by what; not by what views them."""
+        """Storages that the forward makes and the backward reads, by what; not by what views them.
+
+        What a checkpoint draws again is not kept: a program, which has no generators to rewind, reads it.
+        """
+        rows = self._read_by_backward
+        return {base: self._real(found) for base, found in rows.items() if base not in self.redrawn}
+
+    @cached_property
+    def redrawn(self) -> dict[fx.Node, int]:
+        """What checkpoints draw again in the backward, with the position of the first node that reads it."""
+        return {
+            base: min(self.place[row.node] for row in rows)
+            for base, rows in self._read_by_backward.items()
+            if any(_is_drawn(row.maker) and origin_of(row.node).recomputed for row in rows)
+        }
+
+    @cached_property
+    def _read_by_backward(self) -> dict[fx.Node, list[BackwardRead]]:
         found = dict[fx.Node, list[BackwardRead]]()
         if not self.has_backward:
             return {}
@@ -144,7 +161,7 @@ class Storages:
                 for base, maker in zip(self.bases[source], self.makers[source], strict=True):
                     if is_made(base) and maker.name not in updated:
                         found.setdefault(base, []).append(BackwardRead(maker, source, node))
-        return {base: self._real(rows) for base, rows in found.items()}
+        return found
 
     def _real(self, rows: Sequence[BackwardRead]) -> tuple[BackwardRead, ...]:
         """Those that read the value itself, if any do: a view of it (`detach`) is read in its turn."""
@@ -240,9 +257,27 @@ class Storages:
         return found
 
     @cached_property
-    def first(self) -> dict[fx.Node, int]:
-        """The position at which each storage is taken: an item of a row is there with the whole row."""
-        return {node: self.place[row_of(node)] for node in self.size}
+    def spans(self) -> dict[fx.Node, tuple[tuple[int, int], ...]]:
+        """From which position to which each storage is there: inputs from the start, an item of a row with
+        the whole row, and what is drawn again twice."""
+        return {node: tuple(self._spans(node)) for node in self.size}
+
+    def _spans(self, node: fx.Node) -> Iterator[tuple[int, int]]:
+        first = self.place[row_of(node)] if node.op == "call_function" else 0
+        if node in self.redrawn:
+            yield first, self._last_before[node]
+            first = self.redrawn[node]
+        yield first, self.last[node]
+
+    @cached_property
+    def _last_before(self) -> dict[fx.Node, int]:
+        """Of what is drawn again: the position of the last node that needs the first draw."""
+        found: dict[fx.Node, int] = {}
+        for at, node in enumerate(self.nodes):
+            for base in {base for source in (*node.all_input_nodes, node) for base in self.bases[source]}:
+                if at < self.redrawn.get(base, 0):
+                    found[base] = at
+        return found
 
     def meanwhile(self, node: fx.Node) -> int:
         """The bytes that are there only while a node runs: items that nobody reads, and what is inside."""
@@ -288,6 +323,11 @@ def is_made(base: fx.Node) -> bool:
     return has_memory and origin_of(base).phase is Phase.FORWARD
 
 
+def _is_drawn(node: fx.Node) -> bool:
+    row = row_of(node)
+    return draws(row.target, row.args, dict(row.kwargs))
+
+
 def row_of(node: fx.Node) -> fx.Node:
     """The operation that makes a value; that of an item is the one that makes the row."""
     is_item = op_name(node.target) == "getitem" and isinstance(node.args[0], fx.Node)
@@ -296,12 +336,11 @@ def row_of(node: fx.Node) -> fx.Node:
 
 def alive_in(storages: Storages) -> Iterator[int]:
     """The bytes that are alive while each node runs."""
-    inputs = [node for node in storages.nodes if node.op != "call_function"]
-    alive = sum(storages.size.get(node, 0) for node in inputs)
-    begins, ends = Counter[int](), Counter[int]()
+    alive, begins, ends = 0, Counter[int](), Counter[int]()
     for node, size in storages.size.items():
-        begins[storages.first[node]] += size if node.op == "call_function" else 0
-        ends[storages.last[node]] += size
+        for first, last in storages.spans[node]:
+            begins[first] += size
+            ends[last] += size
     for at, node in enumerate(storages.nodes):
         alive += begins[at]
         yield alive + storages.meanwhile(node)

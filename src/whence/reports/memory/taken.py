@@ -187,7 +187,7 @@ def _memory_by_part(storages: Storages, at: int) -> dict[str, int]:
     gradients = {base for node in held for base in storages.bases[node]}
     parts = {"temporaries": storages.meanwhile(storages.nodes[at])}
     for node, size in storages.size.items():
-        if storages.last[node] < at or (node.op == "call_function" and storages.first[node] > at):
+        if not any(first <= at <= last for first, last in storages.spans[node]):
             continue
         if node.op != "call_function":
             kind = kinds.get(node.name, "inputs")
