@@ -6,18 +6,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from whence.program.plain import with_version
 from whence.reports.modules import ModuleReport, count_cells, counted, folded
 from whence.reports.report import label
 
 OK, FAILED, USAGE = 0, 1, 2
-SCHEMA = 1
-"""The version of what commands print with `--json`, whose schemas are in `schemas/`."""
 
 
 def print_json(console: Console, data: Any, *, ok: bool = True) -> int:
     """Print plain data; the exit status."""
-    said = {"schema": SCHEMA, **data} if isinstance(data, dict) else data
-    console.print(json.dumps(said, indent=2, allow_nan=False), markup=False)
+    console.print(json.dumps(with_version(data), indent=2, allow_nan=False), markup=False)
     return OK if ok else FAILED
 
 

@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+SCHEMA = 1
+"""The version of plain data, whose schemas are in `schemas/`."""
+
 
 class AsJSON:
     """What says itself as plain data says itself as JSON."""
@@ -16,8 +19,13 @@ class AsJSON:
         raise NotImplementedError
 
     def to_json(self, indent: int | None = None) -> str:
-        """`to_dict` as JSON."""
-        return json.dumps(self.to_dict(), indent=indent, allow_nan=False)
+        """`to_dict` as JSON, with the version of its schema."""
+        return json.dumps(with_version(self.to_dict()), indent=indent, allow_nan=False)
+
+
+def with_version(data: Any) -> Any:
+    """Plain data that says of which version it is, where it has keys."""
+    return {"schema": SCHEMA, **data} if isinstance(data, dict) else data
 
 
 def plain_fields(record: object, *names: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A program as plain data: signature, calls, nodes and origins, for other tools; `SCHEMA` is its version.
+"""A program as plain data: signature, calls, nodes and origins, for other tools.
 
 The keys are listed in `docs/schema.md`. Numbers, texts, truths and None are themselves; everything else is an
 object with one key that says what it is: `{"node": "relu"}`, `{"dtype": "float32"}`, `{"size": "2*batch"}`.
@@ -29,10 +29,9 @@ from whence.program import (
     Structure,
 )
 from whence.program.node_records import record_of
-from whence.program.plain import plain_fields
+from whence.program.plain import SCHEMA, plain_fields
 from whence.provenance import Origin
 
-SCHEMA = 1
 _NAMED = {torch.dtype: "dtype", torch.device: "device", torch.layout: "layout", torch.memory_format: "format"}
 
 

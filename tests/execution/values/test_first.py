@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -94,3 +96,17 @@ def test_memory_that_nobody_has_written_is_not_compared() -> None:
     program = whence.capture(model, (torch.randn(64, 4),), backward=lambda y: y.sum())
     assert program.select(":: aten.empty_like")
     assert program.first((torch.randn(64, 4),), differs_from=program) is None
+
+
+@pytest.mark.parametrize(("number", "what"), [("inf", "an infinity"), ("nan", "a NaN")])
+@pytest.mark.parametrize("state", ["inputs", "attributes"])
+def test_a_parameter_that_is_not_finite_is_named(number: str, what: str, state: Any) -> None:
+    """It is where all that follows comes from; an infinity in a buffer, a mask, is meant to be there."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model.register_buffer("mask", torch.tensor(float("-inf")))
+    model.forward = lambda x: (model[1](model[0](x)), model.mask)[0]  # type: ignore[method-assign,index]
+    with torch.no_grad():
+        model[1].weight[0, 0] = float(number)
+    found = whence.capture(model, (X,), state=state).first((X,))
+    assert found is not None and found.why == f"holds {what}: it is the parameter 1.weight"
+    assert str(found) == f"{found.node} {found.why}"

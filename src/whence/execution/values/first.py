@@ -24,9 +24,9 @@ from whence.program import FlatProgram, Named
 from whence.program.calls import Leaf
 from whence.program.node_records import origin_of, record_of
 from whence.program.plain import AsJSON, plain_fields
-from whence.program.signature import describe
+from whence.program.signature import Input, describe
 from whence.provenance import CallSite, Origin
-from whence.schema import InputKind, Phase
+from whence.schema import InputKind, Phase, Quality
 from whence.tracing.listening.call_names import CallNames
 from whence.tracing.target.subject import Subject
 
@@ -40,6 +40,8 @@ class First(AsJSON):
     why: str
 
     def __str__(self) -> str:
+        if self.origin.quality is Quality.NONE and not self.origin.calls:
+            return f"{self.node} {self.why}"
         calls = " + ".join(map(str, self.origin.calls)) or "the model's own code"
         line = f", at {self.origin.source}" if self.origin.source else ""
         return f"{self.node} {self.why}: {self.origin.phase} of {calls}{line}"
@@ -53,7 +55,7 @@ def first_nonfinite(program: FlatProgram, given: Given) -> First | None:
     """The first operation that makes a NaN of what holds none, or an infinity of what is finite.
 
     An infinity that is written down (a mask filled with `-inf`), and what it is handed on to, is meant to be
-    there; a NaN never is. Memory that nobody has written is no value yet.
+    there, but in a parameter; a NaN never is. Memory that nobody has written is no value yet.
     """
     seen: dict[str, tuple[bool, bool]] = {}
     for node, values in walk(program, inputs_of(program, *given)):
@@ -65,9 +67,9 @@ def first_nonfinite(program: FlatProgram, given: Given) -> First | None:
         sources = [seen.get(source.name, (False, False)) for source in node.all_input_nodes]
         if nan and not any(had for had, _ in sources):
             return _first_at(program, node, "holds a NaN")
-        given_infinity = (
-            node.op != "call_function" or any(had for _, had in sources) or _writes_infinity(node)
-        )
+        row = _given_as(program, node)
+        is_meant = row is not None and row.kind is not InputKind.PARAMETER
+        given_infinity = is_meant or any(had for _, had in sources) or _writes_infinity(node)
         if infinite and not given_infinity:
             return _first_at(program, node, "holds an infinity")
     return None
@@ -118,7 +120,15 @@ def _otherwise(found: Any, expected: Any) -> Iterator[str]:
 
 
 def _first_at(program: FlatProgram, node: fx.Node, why: str) -> First:
+    if (row := _given_as(program, node)) is not None:
+        why = f"{why}: it is the {row.kind.replace('_', ' ')} {row.path}"
     return First(node.name, program.where(node), why)
+
+
+def _given_as(program: FlatProgram, node: fx.Node) -> Input | None:
+    """What a node stands for that is given, or held."""
+    rows = (*program.signature.inputs, *program.signature.attributes) if node.op != "call_function" else ()
+    return next((row for row in rows if row.name == node.name), None)
 
 
 def first_unequal(rows: Iterable[Comparison]) -> str | None:
