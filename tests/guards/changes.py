@@ -106,6 +106,8 @@ ACTIVATIONS = {
     "tagger": "blocks.1",
 }
 ALL = tuple(BUILDERS)
+WHOLE = ("llama", "bert", "tagger")
+"""Those whose programs have composites whole: what these are made of is decided by each run."""
 
 
 def make(name: str) -> nn.Module:
@@ -382,7 +384,9 @@ CHANGES: tuple[Row, ...] = (
     Row("recurrent directions", lambda _, m: setattr(m.encoder, "bidirectional", True),
         "encoder.bidirectional", on=("tagger",)),
     #
-    Row("no grad", reported="grad mode", around=lambda *_: torch.no_grad()),
+    Row("no grad", around=lambda *_: torch.no_grad(), on=WHOLE),
+    Row("no grad, of what is taken apart", reported="grad mode", on=("resnet",),
+        around=lambda *_: torch.no_grad()),
     Row("autocast", reported="autocast", around=lambda *_: torch.autocast("cpu", dtype=torch.bfloat16)),
     Row("default dtype", reported="default dtype",
         around=lambda *_: switched(torch.get_default_dtype, torch.set_default_dtype, torch.float64)),
@@ -391,7 +395,7 @@ CHANGES: tuple[Row, ...] = (
         torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms, True)),
     Row("matmul precision", reported="float32 matmul precision", around=lambda *_: switched(
         torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high")),
-    Row("inference mode", reported="grad mode", around=lambda *_: torch.inference_mode()),
+    Row("inference mode", around=lambda *_: torch.inference_mode(), on=WHOLE),
     Row("mkldnn", reported="mkldnn", around=lambda *_: switched(
         _C._get_mkldnn_enabled, _C._set_mkldnn_enabled, False)),
     Row("a mode of torch", reported="modes of torch", around=lambda *_: FunctionMode()),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import whence
 
@@ -61,3 +61,37 @@ def test_files_are_named(tmp_path: Path) -> None:
     guards = whence.capture(scaled, (X,)).guards
     assert "files at which code looks (read_text)" in [row.what for row in guards.unguarded]
     assert not any(row.what.startswith("files") for row in whence.capture(torch.sin, (X,)).guards.unguarded)
+
+
+class Attends(nn.Module):
+    """Layers that PyTorch makes of others, by the grad mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = self.linear(self.norm(x)).unflatten(-1, (2, 4)).transpose(-2, -3)
+        return nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_a_program_of_whole_composites_holds_in_every_grad_mode(captured: bool) -> None:
+    """Each run takes them apart as eager does; where the graph has their parts, they are of one mode."""
+    model, x = Attends(), torch.randn(2, 5, 8)
+    with torch.set_grad_enabled(captured):
+        program = whence.capture(model, (x,))
+        lowered, own = program.decompose(), program.decompose({torch.ops.aten.mul.Tensor: torch.mul})
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            cast = whence.capture(model, (x,))
+    guarded = program.guarded(model)
+    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+        with mode():
+            assert program.check(model, (x,)) == own.check(model, (x,)) == []
+            assert torch.equal(guarded(x), model(x)) and guarded(x).requires_grad is torch.is_grad_enabled()
+    with torch.set_grad_enabled(not captured):
+        assert [row.guard.what for row in lowered.check(model, (x,))] == ["grad mode"]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert [row.guard.what for row in cast.check(model, (x,))] == ["grad mode"]
+    with torch.set_grad_enabled(captured):
+        assert lowered.check(model, (x,)) == []

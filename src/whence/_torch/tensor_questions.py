@@ -94,7 +94,7 @@ def as_code(question: str, of: str) -> str | None:
         return f"({of}.{question} is None)"
     if question in ("is_leaf", "retains_grad", "output_nr"):
         return f"{of}.{question}"
-    return f"{of}.{question}()" if question in ("is_neg", "is_conj", "_is_view") else None
+    return f"{of}.{question}()" if question in ("is_neg", "is_conj") else None
 
 
 def note_class_asked(thing: object, kinds: object = nn.Parameter) -> None:

@@ -18,12 +18,12 @@ ALL_READ = READ | {name: row[:2] for name, row in READ_BY_NAME.items()}
 def mode_guards(program: FlatProgram, named: Container[str]) -> Iterator[Guard]:
     """One guard for each switch.
 
-    A program with its own backward, or where nothing requires gradients, does not depend on grad mode, but
-    where the model asked for it. On inference mode and what else no operation looks at only code depends that
-    asked, or has the question among the names that it has `named`.
+    A program with its own backward, or where nothing requires gradients, does not depend on grad mode, nor
+    does a forward of whole composites, but where the model asked for it. On inference mode and what else no
+    operation looks at only code depends that asked, or has the question among the names that it has `named`.
     """
     asked = {mode.name: mode for mode in program.circumstances.modes}
-    without = {GRAD} if program.has_backward or not program.signature.requires_gradients else set()
+    without = set() if _depends_on_grad_mode(program) else {GRAD}
     for name, (read, reason) in ALL_READ.items():
         if name in asked:
             mode = asked[name]
@@ -32,6 +32,13 @@ def mode_guards(program: FlatProgram, named: Container[str]) -> Iterator[Guard]:
             yield Guard(GuardKind.MODE, name, ExpectedConstant(read()), reason, name)
     why = "they run in every module call, and what they did is part of the program"
     yield Guard(GuardKind.HOOKS, GLOBAL_HOOKS, _hooks_of_all(), why, GLOBAL_HOOKS)
+
+
+def _depends_on_grad_mode(program: FlatProgram) -> bool:
+    if program.has_backward or not program.signature.requires_gradients:
+        return False
+    circumstances = program.circumstances
+    return program.step is not None or circumstances.taken_apart or bool(circumstances.opaque)
 
 
 def _is_named(words: Iterable[str], named: Container[str]) -> bool:

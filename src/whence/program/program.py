@@ -67,8 +67,8 @@ class Circumstances:
     `device` is the one that the program was captured for, where that was not the model's own, and `presumed`
     says what was taken for granted of it that only the device can tell. `modes` are those of torch that the
     model asked for: the program is what it does where they are so, and `dtype_asked` is the first line where
-    it asked a tensor for its dtype. `replay` says which calls were not run, because they had to do what an
-    equal one did.
+    it asked a tensor for its dtype. Where composites are `taken_apart`, they are so as in the grad mode of
+    the capture. `replay` says which calls were not run, because they had to do what an equal one did.
     """
 
     dynamic_shapes: Any = None
@@ -88,6 +88,7 @@ class Circumstances:
     modes: tuple[ModeQuery, ...] = ()
     replay: Replays = field(default_factory=Replays)
     dtype_asked: str = ""
+    taken_apart: bool = True
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import default_decompositions
 
+from whence._torch.autograd.mode_questions import GRAD
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.decompositions import FAILS, Operation, Table, decomposition_of
 from whence._torch.operators.schemas import (
@@ -61,6 +62,8 @@ class Decompose:
             chosen = [node for node in graph.nodes if rules.concern(node) and node.name not in straight]
             faults += _lowered(graph, chosen, rules, GradientsSeen(carrying, facts.turned_on))
         UnsupportedOperator.refuse(faults)
+        if not (program.has_backward or rules.is_own):
+            edit.program = program.with_changes(guards=program.guards.in_mode_of_now(GRAD))
 
 
 @dataclass(frozen=True)

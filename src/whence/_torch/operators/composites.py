@@ -307,12 +307,12 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     """
     call = composite.call(args, kwargs)
     if call is None or recorder.is_inside_composite or not _is_kept(recorder, composite):
-        return None
+        return _to_be_taken_apart(recorder, composite)
     try:
         known = recorder.recognised(call.args)
         nodes = recorder.as_nodes(known)
     except (ComposedMet, NotPlain):
-        return None
+        return _to_be_taken_apart(recorder, composite)
     with _inside_composite(recorder, may_view=composite.may_view):
         result = recorder.called(function, args, kwargs)
     if composite.may_view and (
@@ -327,6 +327,13 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     for position, part in enumerate(result if isinstance(result, tuple) else ()):
         _appended(recorder, operator.getitem, (node, position), {}, part)
     return result
+
+
+def _to_be_taken_apart(recorder: "Recorder", composite: Composite) -> None:
+    """Say that what a composite is made of, in this grad mode, will be in the graph."""
+    model = recorder.listener.model
+    if not (composite.may_view or recorder.is_inside_composite or model.stops_gradients()):
+        model.taken_apart()
 
 
 @contextmanager

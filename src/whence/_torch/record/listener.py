@@ -71,6 +71,9 @@ class ModelListener(Protocol):
     def mode_asked(self, name: str) -> None:
         """Python asks how a mode of torch is."""
 
+    def taken_apart(self) -> None:
+        """What a composite is made of in the grad mode of now is recorded in its place."""
+
     def dtype_asked(self) -> None:
         """Python asks a tensor for its dtype."""
 

@@ -1,10 +1,11 @@
 """What a capture assumed, as data; also sorted for checking: by holder, by class, and the rest."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from whence._torch.autograd.switches import READ
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, ExpectedTensor, Reference
 from whence.program.guards.rows import Guard, Holder, Unguarded
@@ -52,6 +53,15 @@ class Guards(Sequence[Guard], OpensInNotebook, AsJSON):
     def plan(self) -> "GuardPlan":
         """The same, sorted by what they speak of."""
         return _plan_of(self)
+
+    def in_mode_of_now(self, name: str) -> "Guards":
+        """The same, and that a mode of torch is as it is now."""
+        if not self.rows or any(guard.name == name for guard in self.rows):
+            return self
+        read, reason = READ[name]
+        row = Guard(GuardKind.MODE, name, ExpectedConstant(read()), reason, name)
+        settled = None if self.settled is None else self.settled.in_mode_of_now(name)
+        return replace(self, rows=(*self.rows, row), settled=settled)
 
     def __len__(self) -> int:
         return len(self.rows)

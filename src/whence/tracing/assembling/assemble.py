@@ -136,6 +136,7 @@ def _circumstances(recorded: Recorded, opaque: tuple[str, ...]) -> Circumstances
         modes=tuple(session.log.modes.values()),
         replay=session.replay.replayer.report(),
         dtype_asked=next(iter(session.log.dtypes_asked), ""),
+        taken_apart=bool(session.log.apart) or not session.recorder.keeps_composites,
     )
 
 

@@ -20,7 +20,15 @@ from whence.tracing.attribution.wrapper_subclasses import COMPOSED, refuse_lost_
 from whence.tracing.listening.branches import Branches
 from whence.tracing.listening.data_dependence import data_dependent, required, tensors_read, value_of
 from whence.tracing.listening.run_state import RunState
-from whence.tracing.log.events import DtypeQueried, InputQueried, Lost, MetComposed, ModeQueried, TensorAsked
+from whence.tracing.log.events import (
+    DtypeQueried,
+    InputQueried,
+    Lost,
+    MetComposed,
+    ModeQueried,
+    TensorAsked,
+    TookApart,
+)
 from whence.tracing.objections import composite_opened
 from whence.tracing.source_lines import frame_outside
 
@@ -137,6 +145,11 @@ class ModelActs:
             return
         module, source = run.places.reading()
         run.log.add(ModeQueried(ModeQuery(name, mode_now(name), str(module or ""), source)))
+
+    def taken_apart(self) -> None:
+        """What a composite is made of in the grad mode of now is recorded in its place."""
+        if not self.run.log.apart:
+            self.run.log.add(TookApart())
 
     def dtype_asked(self) -> None:
         """The code that runs looks at a dtype; once is enough."""

@@ -199,6 +199,11 @@ class ModeQueried:
 
 
 @dataclass(frozen=True, slots=True)
+class TookApart:
+    """A composite was not recorded whole."""
+
+
+@dataclass(frozen=True, slots=True)
 class DtypeQueried:
     """Python asked a tensor for its dtype, in this line."""
 
@@ -259,6 +264,7 @@ Event = (
     | TensorAsked
     | ModeQueried
     | DtypeQueried
+    | TookApart
     | Drew
     | Unpacked
     | Lost
