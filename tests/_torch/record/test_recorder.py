@@ -130,6 +130,9 @@ class Listener:
     def mode_asked(self, name: str) -> None:
         """Not looked at here."""
 
+    def taken_apart(self) -> None:
+        """A composite was not kept whole."""
+
     def dtype_asked(self) -> None:
         """Not looked at here."""
 

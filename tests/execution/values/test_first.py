@@ -98,15 +98,27 @@ def test_memory_that_nobody_has_written_is_not_compared() -> None:
     assert program.first((torch.randn(64, 4),), differs_from=program) is None
 
 
+class Masked(nn.Module):
+    """Adds a mask that holds an infinity to what two layers compute."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, float("-inf")]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (self.second(self.first(x)) + self.mask).softmax(-1)
+
+
 @pytest.mark.parametrize(("number", "what"), [("inf", "an infinity"), ("nan", "a NaN")])
 @pytest.mark.parametrize("state", ["inputs", "attributes"])
 def test_a_parameter_that_is_not_finite_is_named(number: str, what: str, state: Any) -> None:
     """It is where all that follows comes from; an infinity in a buffer, a mask, is meant to be there."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    model.register_buffer("mask", torch.tensor(float("-inf")))
-    model.forward = lambda x: (model[1](model[0](x)), model.mask)[0]  # type: ignore[method-assign,index]
+    model = Masked()
     with torch.no_grad():
-        model[1].weight[0, 0] = float(number)
+        model.second.weight[0, 0] = float(number)
     found = whence.capture(model, (X,), state=state).first((X,))
-    assert found is not None and found.why == f"holds {what}: it is the parameter 1.weight"
+    assert found is not None and found.why == f"holds {what}: it is the parameter second.weight"
     assert str(found) == f"{found.node} {found.why}"
