@@ -36,7 +36,7 @@ class Refusal:
 class Construction:
     """A forward over `Parts`, its example inputs, and what is refused of it; `decide` is the capture's.
 
-    One that `asks_grad_mode` in Python holds for the mode of the capture, and `check` says so.
+    One that `asks_grad_mode` in Python may hold for the mode of the capture alone; then `check` says so.
     """
 
     body: Body

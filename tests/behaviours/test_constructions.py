@@ -65,8 +65,8 @@ def test_forward(row: Construction, captured: bool) -> None:
         for trains in (True, False):
             if row.asks_grad_mode and trains != captured:
                 with torch.set_grad_enabled(trains):
-                    assert program.check(model, row.inputs())
-                continue
+                    if program.check(model, row.inputs()):  # nothing where the answer changes nothing
+                        continue
             with refused(row, "forward", of_run=True) if trains else nullcontext():
                 compared(row, program, trains=trains, has_loss=False)
 
