@@ -201,14 +201,19 @@ def excluded_sizes(sizes: Sizes) -> Iterator[Mapping[str, int]]:
 
 def without_needless_modes(captured: Captured, again: Callable[[], Captured]) -> Captured:
     """The program without the question for the grad mode, where the model computes the same in the other one:
-    attention asks before it takes a path without derivative, and of frozen layers takes it either way."""
+    attention asks before it takes a path without derivative, and of frozen layers takes it either way. What
+    it puts on a value there that no graph has, a hook, it does not do without."""
     program, observed = captured
     others = tuple(mode for mode in program.circumstances.modes if mode.name != GRAD)
     if others == program.circumstances.modes or program.has_backward:
         return captured
     with torch.set_grad_enabled(not torch.is_grad_enabled()):
         other = attempt(again)
-    return (program.under(modes=others), observed) if _does_the_same(captured, other, {}) else captured
+    if not _does_the_same(captured, other, {}) or isinstance(other, Failed):
+        return captured
+    if not set(other[0].circumstances.opaque) <= set(program.circumstances.opaque):
+        return captured
+    return program.under(modes=others), observed
 
 
 def _does_the_same(open_: Captured, fixed: Captured | Failed, at: Mapping[str, int]) -> bool:
