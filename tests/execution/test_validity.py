@@ -1,6 +1,7 @@
 """Models whose first run changes what it reads."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -199,6 +200,35 @@ def test_what_every_run_counts_around_the_model(counts: str) -> None:
         program.bind(model)(X)
     with pytest.warns(UserWarning, match=f"each run of the model changes {counts}, which"):
         assert same_bits(program.module()(X), expected)
+
+
+class Stack:
+    """What is in use, as libraries keep it: another object with each use, in the end one like the first."""
+
+    def __init__(self, used: list[str]) -> None:
+        self.used = used
+
+
+STACK = SimpleNamespace(state=Stack([]))
+
+
+class Pushing(nn.Module):
+    """Pushes and pops, as a context does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        before = STACK.state
+        STACK.state = Stack([*before.used, "pushed"])
+        result = x * len(STACK.state.used)
+        STACK.state = Stack(STACK.state.used[:-1])
+        return result
+
+
+def test_a_copy_of_what_was_there_is_no_change() -> None:
+    """The next run finds the same in it."""
+    model = Pushing()
+    bound = whence.capture(model, (X,)).bind(model)
+    for _ in range(2):
+        assert same_bits(bound(X), model(X))
 
 
 class Holding(nn.Module):

@@ -89,8 +89,9 @@ class Saved:
             other = exchanged(state)
         return replace(self, before=other)
 
-    def changed_names(self) -> list[str]:
-        """The names under which it holds something else now, for a thing with names."""
+    def changed_names(self, *, but_copies: bool = False) -> list[str]:
+        """The names under which it holds something else now, for a thing with names; `but_copies` of what it
+        held, which hold the same."""
         now = self.kind.read(self.thing)
         if self.kind not in (ATTRIBUTES, CLASS, SLOTS, LOCAL):
             return [self.path]
@@ -99,7 +100,22 @@ class Saved:
             f"{self.path}.{name}"
             for name in names
             if self.before.get(name, NOTHING) is not now.get(name, NOTHING)
+            and not (but_copies and _is_copy(self.before.get(name), now.get(name)))
         ]
+
+
+def _is_copy(before: object, now: object) -> bool:
+    """Whether an object has taken the place of one of its class that held the same."""
+    if type(before) is not type(now) or not hasattr(before, "__dict__"):
+        return False
+    left, right = vars(before), vars(now)
+    return left.keys() == right.keys() and all(_hold_alike(held, right[name]) for name, held in left.items())
+
+
+def _hold_alike(left: object, right: object) -> bool:
+    if left is right:
+        return True
+    return type(left) is type(right) and type(left) in (list, tuple, dict, set) and same_items(left, right)
 
 
 def _is_many(state: object) -> bool:

@@ -223,7 +223,7 @@ def _names_changed(things: Sequence[Located], observed: Observed) -> tuple[str, 
         for change in observed.left.changes
         if id(change.holder) in spelled
     ]
-    around = (name for row in observed.left.outer for name in row.changed_names())
+    around = (name for row in observed.left.outer for name in row.changed_names(but_copies=True))
     return tuple(dict.fromkeys((*names, *around)))
 
 
