@@ -16,7 +16,6 @@ import torch
 from torch import fx
 
 from whence._torch.operators.schemas import keeps_its_place
-from whence._torch.pytrees import tree_flatten
 from whence.rewriting.edits.before import WorkingCopy, mark_of
 from whence.rewriting.splice import computed_of
 
@@ -58,10 +57,8 @@ class After:
         for name, node in self.kept.items():
             if node.op != "call_function" or node in self.changed:
                 continue
-            before = old.nodes[name]
-            was, now = (tree_flatten((each.args, dict(each.kwargs)))[0] for each in (before, node))
-            pairs = zip(was, now, strict=False)
-            if len(was) != len(now) or not all(self._reads_as(*pair, names) for pair in pairs):
+            pairs = _argument_pairs(old.nodes[name], node)
+            if pairs is None or not all(self._reads_as(*pair, names) for pair in pairs):
                 yield node
 
     def _reads_as(self, was: Any, now: Any, names: Mapping[fx.Node, str]) -> bool:
@@ -169,12 +166,15 @@ def _ends(name: str, later: Mapping[str, list[str]], present: Mapping[str, fx.No
 def _look(found: After, old: WorkingCopy) -> None:
     """Replacements that are seen: another node at the same argument of a node that is still there."""
     for name, node in found.kept.items():
-        earlier, now = (list(_flat_argument((each.args, each.kwargs))) for each in (old.nodes[name], node))
-        if len(earlier) != len(now):
-            continue
-        for source, reads in zip(earlier, now, strict=True):
+        for source, reads in _argument_pairs(old.nodes[name], node) or ():
             if isinstance(source, fx.Node) and isinstance(reads, fx.Node) and source.name not in found.kept:
                 found.stands.setdefault(source.name, {})[reads] = None
+
+
+def _argument_pairs(before: fx.Node, now: fx.Node) -> list[tuple[Any, Any]] | None:
+    """What a node read with what stands there now; None where it reads more, or less."""
+    earlier, later = (list(_flat_argument((each.args, each.kwargs))) for each in (before, now))
+    return list(zip(earlier, later, strict=True)) if len(earlier) == len(later) else None
 
 
 def _flat_argument(argument: Any) -> Iterator[Any]:
