@@ -165,7 +165,7 @@ def test_models_that_change_nothing_run_once(backward: Any, capsys: pytest.Captu
     assert (capsys.readouterr().out, program.guards.settled) == ("ran\n", None)
 
 
-RUNS, SEEN = 0, list[int]()
+RUNS, SEEN, HELD = 0, list[int](), SimpleNamespace(total=torch.zeros(1))
 
 
 class CountsAround(nn.Module):
@@ -184,12 +184,14 @@ class CountsAround(nn.Module):
                 RUNS += 1
             case "SEEN":
                 SEEN.append(1)
+            case "HELD.total":
+                HELD.total = HELD.total + 1
             case _:
                 CountsAround.total += 1
         return x * 2
 
 
-@pytest.mark.parametrize("counts", ["RUNS", "SEEN", "CountsAround.total"])
+@pytest.mark.parametrize("counts", ["RUNS", "SEEN", "HELD.total", "CountsAround.total"])
 def test_what_every_run_counts_around_the_model(counts: str) -> None:
     """A bound program does not leave it out silently, and a module of the program says that it does."""
     model = CountsAround(counts)

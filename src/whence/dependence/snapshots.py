@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
+from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
 from whence._torch.observe.generators import is_default_generator
 from whence._torch.sizes.plain_answers import as_key
 
@@ -105,17 +105,20 @@ class Saved:
 
 
 def _is_copy(before: object, now: object) -> bool:
-    """Whether an object has taken the place of one of its class that held the same."""
-    if type(before) is not type(now) or not hasattr(before, "__dict__"):
+    """Whether an object has taken the place of one of its class that held the same.
+
+    One whose class is not made in Python, such as a tensor, holds more than attributes.
+    """
+    if type(before) is not type(now) or not all(map(is_observable, type(before).__mro__[:-1])):
         return False
-    left, right = vars(before), vars(now)
+    left, right = ({**own_attributes(each), **content_of_slots(each)} for each in (before, now))
     return left.keys() == right.keys() and all(_hold_alike(held, right[name]) for name, held in left.items())
 
 
 def _hold_alike(left: object, right: object) -> bool:
     if left is right:
         return True
-    return type(left) is type(right) and type(left) in (list, tuple, dict, set) and same_items(left, right)
+    return type(left) is type(right) and type(left) in (tuple, *CONTAINERS) and same_items(left, right)
 
 
 def _is_many(state: object) -> bool:
