@@ -13,7 +13,7 @@ from torch import SymInt, Tensor
 from whence._torch.autograd.mode_questions import mode_now
 from whence._torch.plain_values import same_constant
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic
-from whence._torch.tensor_questions import as_code, asked_of, spelled
+from whence._torch.tensor_questions import Answer, as_code, asked_of, spelled
 from whence._torch.tensors import autocast_in_words
 from whence.errors import CallError, Place
 from whence.program.arguments.open_sizes import (
@@ -197,7 +197,7 @@ class InputQuery:
 
     position: int
     question: str
-    answer: bool | int | float | str | None
+    answer: Answer
     call: str
     source: Source | None
 
