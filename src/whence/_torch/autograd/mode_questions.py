@@ -78,5 +78,8 @@ def is_given_back(frame: FrameType) -> bool:
     if not rows[at].opname.startswith("CALL"):
         return False
     then = rows[at + 1]
-    is_argument = then.opname.startswith("CALL") and then.arg == 1
-    return is_argument and any(row.argval == "set_grad_enabled" for row in rows[max(0, at - 9) : at])
+    if not then.opname.startswith("CALL") or then.arg != 1 or then.positions is None:
+        return False
+    start = then.positions[0], then.positions[2]  # a call begins where what it calls is named
+    named = (row.positions for row in rows[:at] if row.argval == "set_grad_enabled")
+    return None not in start and any(place and (place[0], place[2]) == start for place in named)
