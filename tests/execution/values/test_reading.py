@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -204,18 +205,39 @@ def test_patterns_of_operations_are_patched() -> None:
 def test_what_does_not_fit_is_named() -> None:
     """Names that are not there, other arguments, values that are missing, and patches of another shape."""
     program = whence.capture(Stack(), (X,))
-    with pytest.raises(whence.SelectionError, match=r"no node is called 'layers\.9'"):
-        program.run((X,), read="layers.9")
     with pytest.raises(whence.CallError):
         program.run((X, X))
     with pytest.raises(whence.UsageError, match=r"gives f32\[1\], and there was f32\[3, 4\]"):
         program.run((X,), patch={"relu": torch.zeros(1)})
     with pytest.raises(whence.UsageError, match=r"gives f32\[1\], and there was f32"):
         program.run((X,), patch={"** :: aten.relu": torch.zeros(1)})
-    with pytest.raises(whence.SelectionError, match="no call fits"):
-        program.run((X,), read="head@3")
     with pytest.raises(whence.SelectionError):
         program.run((X,), inputs={"nowhere": X})
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("layers.9", "there are layers.1, layers.0"),
+        ("relv", "there are relu"),
+        ("Layers.*", "there are layers"),
+        ("**.9", "no call fits"),
+        ("** :: aten.rely", "aten.relu.default"),
+        ("head :: backward", "found only in forward"),
+        ("type=Liner", "there are Linear"),
+        ("loss=1", "no operation is annotated with loss"),
+        ("kind=tangent", "there are parameter, user"),
+        ("head@3", "there are head"),
+    ],
+)
+def test_what_nothing_is_called_is_an_error(key: str, near: str) -> None:
+    """Reading and patching are never silently empty: the error says what there is."""
+    program = whence.capture(Stack(), (X,))
+    for options in ({"read": key}, {"read": ["head", key]}, {"patch": {key: torch.neg}}):
+        with pytest.raises(whence.SelectionError, match=re.escape(near)):
+            program.run((X,), **options)
+    with pytest.raises(whence.SelectionError, match="there are none"):
+        whence.capture(torch.relu, (X,)).run((X,), read="layers.*")
 
 
 def test_state_of_an_optimizer_has_to_be_given() -> None:

@@ -10,7 +10,7 @@ from whence._torch.pytrees import tree_flatten
 from whence.errors import SelectionError, UsageError
 from whence.execution.values.walk import Given, Patch, detached, inputs_of, walk
 from whence.program import Call, FlatProgram, Named, Structure
-from whence.program.queries.selecting import SEPARATOR, TYPE, select_calls
+from whence.program.queries.selecting import SEPARATOR, TYPE, near_paths, select_calls
 from whence.program.signature import describe
 from whence.provenance import CallSite
 
@@ -101,7 +101,7 @@ def _meant(program: FlatProgram, key: ValueKey) -> _Meant:
     if SEPARATOR in key or ("=" in key and not key.startswith(TYPE)):
         return _nodes(program, key)
     if not any(sign in key for sign in _OF_PATTERNS):
-        return _Meant({key: program.node(key).name}, alone=True)
+        return _Meant({key: _named_node(program, key)}, alone=True)
     calls = select_calls(program, key)
     return _returned_by(calls, alone=len(calls) == 1 and not any(sign in key for sign in _OF_SEVERAL))
 
@@ -112,6 +112,14 @@ def _returned_by(calls: Sequence[Call], *, alone: bool) -> _Meant:
     if not found:
         raise _of_a_branch(calls[0].label)
     return _Meant(found, alone)
+
+
+def _named_node(program: FlatProgram, name: str) -> str:
+    names = [node.name for node in program.graph.nodes]
+    if name not in names:
+        near = near_paths(name, program.calls, names)
+        raise SelectionError(f"no call and no node is called {name!r}", remedy=near)
+    return name
 
 
 def _nodes(program: FlatProgram, pattern: str) -> _Meant:

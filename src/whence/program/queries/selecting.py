@@ -228,8 +228,8 @@ def _near(wanted: Selection, pattern: str, nodes: Iterable[fx.Node], calls: Call
     return _suggest(wanted.said[1], list(said)) if said else f"no operation is annotated with {key}"
 
 
-def near_paths(pattern: str, calls: Calls) -> str:
-    """Paths, or classes, that somebody may have meant by a pattern that fits none."""
+def near_paths(pattern: str, calls: Calls, others: Iterable[str] = ()) -> str:
+    """Paths, classes, or other names, that somebody may have meant by a pattern that fits none."""
     wanted = pattern.split(SEPARATOR)[0].strip()
     if wanted.startswith(TYPE):
         return _suggest(wanted.removeprefix(TYPE), list(dict.fromkeys(call.site.type for call in calls)))
@@ -237,12 +237,12 @@ def near_paths(pattern: str, calls: Calls) -> str:
     ending = [path for path in paths if PathPattern.parse(f"**.{wanted}").matches(ModulePath.parse(path))]
     if ending:
         return f"paths start at the root: did you mean {', '.join(ending[:3])}, or **.{wanted}?"
-    return _suggest(wanted, list(paths))
+    return _suggest(wanted, [*paths, *others])
 
 
 def _suggest(wanted: str, candidates: Sequence[str]) -> str:
     close = get_close_matches(wanted, candidates, n=3, cutoff=0.4) or list(candidates[:5])
-    return f"there are {', '.join(text or '(root)' for text in close)}"
+    return f"there are {', '.join(text or '(root)' for text in close) or 'none'}"
 
 
 def preserved_calls(calls: Calls, patterns: Sequence[str], entry: int) -> frozenset[int]:
