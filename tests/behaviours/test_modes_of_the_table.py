@@ -3,6 +3,7 @@
 A run is eager's in that mode, bit for bit, or it is refused by name; and `check` knows where it would not be.
 """
 
+import copy
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -36,6 +37,64 @@ class Asking(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y = self.layer(x)
         return y.sin() if self.question(y) else y.cos()
+
+
+def goes(question: Callable[[Tensor], Any]) -> Callable[[Tensor], bool]:
+    """Whether PyTorch does what it is asked for."""
+
+    def answer(y: Tensor) -> bool:
+        try:
+            question(y)
+        except RuntimeError:
+            return False
+        return True
+
+    return answer
+
+
+def made(y: Tensor) -> Tensor:
+    return torch.zeros(y.shape, requires_grad=True) + y
+
+
+class Scaling(nn.Module):
+    """Scales a parameter in place, where it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(zoo.WIDTH, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x)
+        return y.sin() if goes(lambda weight: weight.mul_(0.5))(self.layer.weight) else y.cos()
+
+
+class Lambda(nn.Module):
+    """Calls a function."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+class Doubled(torch.autograd.Function):
+    """The same, with twice the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2
+
+
+def saved_half(y: Tensor) -> Tensor:
+    """A sine, whose gradient comes from half of what it is of."""
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved * 0.5, lambda saved: saved):
+        return y.sin()
 
 
 class Viewing(nn.Module):
@@ -96,6 +155,11 @@ CASES = (
     case("asks_is_leaf", partial(Asking, lambda y: y.is_leaf)),
     case("asks_is_inference", partial(Asking, lambda y: y.is_inference())),
     case("asks_parameter", partial(Asking, lambda _: False)),
+    case("asks_below_torch", partial(Asking, lambda _: torch._C.is_grad_enabled())),
+    case("asks_what_it_made", lambda: Asking(lambda y: made(y).requires_grad).requires_grad_(False)),
+    case("counts_writes", partial(Asking, goes(lambda y: y._version))),
+    case("copies", partial(Asking, goes(copy.deepcopy))),
+    case("scales_a_parameter", Scaling),
     case("views", Viewing),
     case("views_in_inference", partial(Viewing, torch.inference_mode)),
     case("views_without_grad", partial(Viewing, torch.no_grad)),
@@ -156,6 +220,19 @@ def test_a_run_is_eager_or_refused(row: ModelCase, mode: str) -> None:
         if None in found and other == mode:
             wrong.append(f"{other}: refused where it was captured")
     assert wrong == []
+
+
+@pytest.mark.parametrize("mode", ["no_grad", "inference"])
+@pytest.mark.parametrize("function", [Doubled.apply, saved_half])
+def test_a_derivative_of_its_own_is_missed_where_gradients_are_recorded(
+    function: Callable[[Tensor], Tensor], mode: str
+) -> None:
+    """A capture without gradients sees that there is one, and its program is for runs without."""
+    model = nn.Sequential(nn.Linear(zoo.WIDTH, 4), Lambda(function))
+    with MODES[mode]():
+        program = whence.capture(model, (x := torch.randn(2, zoo.WIDTH),))
+        assert program.check(model, (x,)) == []
+    assert [row.guard.what for row in program.check(model, (x,))] == ["grad mode"]
 
 
 def is_refused(row: ModelCase, mode: str, error: Exception) -> bool:

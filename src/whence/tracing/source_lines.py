@@ -1,5 +1,6 @@
 """Which line of the user's code is running."""
 
+import copy
 import inspect
 import os
 import sys
@@ -8,7 +9,7 @@ from types import CodeType, FrameType
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn, overrides
 
 from whence._torch.autograd.mode_questions import is_given_back
 from whence._torch.files import ALGEBRA, TORCH, WHENCE, is_standard_library
@@ -19,15 +20,14 @@ from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
 Kind = Literal["user", "module", "engine", "boundary", "generated"]
 _MODULES = f"{Path(torch.__file__).parent / 'nn' / 'modules'}{os.sep}"
 _COMPILER = f"{Path(torch.__file__).parent / 'compiler'}{os.sep}"
-_ANSWERING = frozenset(
-    str(Path(WHENCE, place))
-    for place in (
-        *("_torch/autograd/mode_questions.py", "_torch/observe/compile_flags.py"),
-        *("_torch/record/function_mode.py", "_torch/record/step_recorder.py"),
-        *("_torch/function_tracer.py", "tracing/listening/model_acts.py", "tracing/answers.py"),
-    )
+_ANSWERS = (
+    *("_torch/autograd/mode_questions.py", "_torch/autograd/saved_tensors.py"),
+    *("_torch/observe/compile_flags.py", "_torch/record/function_mode.py", "_torch/record/step_recorder.py"),
+    *("_torch/function_tracer.py", "tracing/listening/model_acts.py", "tracing/answers.py"),
 )
 """Where questions of others are answered; what asks in our other files is no model."""
+_ASKS_FOR_OTHERS = (copy.__file__, overrides.__file__, Tensor.__deepcopy__.__code__.co_filename)
+_ANSWERING = frozenset((*(str(Path(WHENCE, place)) for place in _ANSWERS), *_ASKS_FOR_OTHERS))
 _DOORS = frozenset({"api.py", "captured.py", "errors.py"})
 
 

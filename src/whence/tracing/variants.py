@@ -207,7 +207,8 @@ def without_needless_modes(captured: Captured, again: Callable[[], Captured]) ->
     others = tuple(mode for mode in program.circumstances.modes if mode.name != GRAD)
     if others == program.circumstances.modes or program.has_backward:
         return captured
-    with torch.set_grad_enabled(not torch.is_grad_enabled()):
+    records = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(not records):
         other = attempt(again)
     if not _does_the_same(captured, other, {}) or isinstance(other, Failed):
         return captured

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from whence._torch.autograd import nodes as autograd
+from whence._torch.autograd.grad_modes import GradModes, observed_grad_modes
 
 
 def history(tensor: Tensor) -> Node:
@@ -255,9 +256,12 @@ def test_saved_tensors_are_freed_in_the_backward() -> None:
     assert Doubled.freed == [False, True]
 
 
-@pytest.mark.canary("torch._C._is_fwd_grad_enabled", "torch.autograd.Function._backward_cls")
+@pytest.mark.canary(
+    "torch._C._is_fwd_grad_enabled", "torch._C._set_fwd_grad_enabled", "torch.autograd.Function._backward_cls"
+)
 def test_a_custom_function_is_known_by_its_modes() -> None:
-    """`Function.apply` runs the forward without grad mode and with `torch._C._is_fwd_grad_enabled()` off."""
+    """`Function.apply` runs the forward without grad mode and with `torch._C._is_fwd_grad_enabled()` off;
+    `_set_fwd_grad_enabled` keeps inference mode from turning that off, too."""
     seen: list[bool] = []
 
     class Doubles(torch.autograd.Function):
@@ -271,10 +275,13 @@ def test_a_custom_function_is_known_by_its_modes() -> None:
             return gradients[0] * 2
 
     Doubles.apply(weight())
-    for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
-        with mode():
-            seen.append(autograd.inside_custom_function())
-    assert seen == [True, False, False, False]
+    with observed_grad_modes(GradModes()):
+        for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+            with mode():
+                seen.append(autograd.inside_custom_function())
+        with torch.inference_mode():
+            Doubles.apply(weight())
+    assert seen == [True, False, False, False, True]
     assert isinstance(Doubles.apply(weight()).grad_fn, autograd.node_class_of(Doubles))  # `_backward_cls`
 
 

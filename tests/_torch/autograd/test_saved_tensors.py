@@ -37,7 +37,7 @@ def test_packing_is_seen() -> None:
     """Every hook is made by `saved_tensors_hooks.__init__`, also by `save_on_cpu`, and packs as before."""
     NAMES.clear()
     x = torch.ones(2, requires_grad=True)
-    with observed_packing(packing):
+    with observed_packing(packing, lambda: None):
         with saved_tensors_hooks(double, halve):
             result = x.sin()
         with torch.autograd.graph.save_on_cpu():
@@ -58,7 +58,7 @@ def test_other_threads_are_not_seen() -> None:
         with saved_tensors_hooks(double, halve):
             torch.ones(2, requires_grad=True).sin()
 
-    with observed_packing(packing):
+    with observed_packing(packing, lambda: None):
         thread = threading.Thread(target=work)
         thread.start()
         thread.join()

@@ -60,8 +60,10 @@ class GradModes:
 
         def begin(context: Any, *args: Any, **kwargs: Any) -> Any:
             depth = self.begun.get(context, len(self.modes)) if name == "__enter__" else len(self.modes)
+            forward_mode = torch._C._is_fwd_grad_enabled()
             result = before(context, *args, **kwargs)
             if threading.get_ident() == self.thread:
+                torch._C._set_fwd_grad_enabled(forward_mode)
                 is_entered = context in self.begun and self.modes[depth : depth + 1] == [None]
                 is_asked = is_entered or self.given_back
                 self.given_back = False
@@ -86,8 +88,13 @@ class GradModes:
 
 @contextmanager
 def observed_grad_modes(modes: GradModes) -> Iterator[None]:
-    """Note in `modes` what this thread does inside the block."""
+    """Note in `modes` what this thread does inside the block.
+
+    There inference mode leaves gradients in forward mode on: where they are off, a custom function runs.
+    """
     with ExitStack() as patches:
+        patches.callback(torch._C._set_fwd_grad_enabled, torch._C._is_fwd_grad_enabled())
+        torch._C._set_fwd_grad_enabled(True)
         for kind in _CONTEXTS:
             patches.enter_context(patched(kind, "__enter__", modes.begins(kind, "__enter__")))
             patches.enter_context(patched(kind, "__exit__", modes.ends(kind, "__exit__")))

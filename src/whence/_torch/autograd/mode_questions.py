@@ -58,13 +58,14 @@ def answered_questions(
 
         return answer
 
+    questions = [(name, question(mode, getattr(torch, name))) for mode, name in _QUESTIONS.items()]
     held: list[tuple[Any, str, Callable[..., Any]]] = [
-        *((torch, name, question(mode, getattr(torch, name))) for mode, name in _QUESTIONS.items()),
+        *((torch, *each) for each in questions),
         *((overrides, name, looker(getattr(overrides, name))) for name in _LOOKERS),
     ]
     pairs = [(getattr(owner, name), answer) for owner, name, answer in held]
     with ExitStack() as patches:
-        for owner, name, answer in held:
+        for owner, name, answer in (*held, *((torch._C, *each) for each in questions)):
             patches.enter_context(patched(owner, name, answer))
         yield pairs
 

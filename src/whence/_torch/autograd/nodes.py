@@ -88,10 +88,10 @@ def node_class_of(function: type[torch.autograd.Function]) -> type:
 def inside_custom_function() -> bool:
     """Whether the forward of a custom autograd function is running: what it calls records nothing.
 
-    `apply` turns forward-mode gradients off, too, as inference mode does and `no_grad` does not.
+    `apply` turns forward-mode gradients off, too, as `no_grad` does not, nor inference mode while modes are
+    observed (`observed_grad_modes`).
     """
-    recording = is_grad_enabled() or torch._C._is_fwd_grad_enabled()
-    return not recording and not is_inference_mode_enabled()
+    return not (is_grad_enabled() or torch._C._is_fwd_grad_enabled())
 
 
 def inside_backward() -> bool:
@@ -347,12 +347,14 @@ def outside_inference_mode() -> Iterator[None]:
     if not is_inference_mode_enabled():
         yield
         return
+    forward_mode = torch._C._is_fwd_grad_enabled()
     with (
         torch._C._InferenceMode(False),
         torch._C._AutoDispatchBelowAutograd(),
         torch._C.DisableTorchFunction(),
     ):
         torch._C._set_grad_enabled(False)
+        torch._C._set_fwd_grad_enabled(forward_mode)
         yield
 
 

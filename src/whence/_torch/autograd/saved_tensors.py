@@ -24,14 +24,19 @@ def packs_what_is_saved() -> bool:
 
 
 @contextmanager
-def observed_packing(packing: Packing) -> Iterator[None]:
-    """On the calling thread, run pack hooks that are made inside the block in a context, by their name."""
+def observed_packing(packing: Packing, made: Callable[[], None]) -> Iterator[None]:
+    """On the calling thread, run pack hooks that are made inside the block in a context, by their name.
+
+    That they are `made` is told, too: without gradients nothing is saved that they could be run on.
+    """
     here = threading.get_ident()
     hooks_class: Any = saved_tensors_hooks
     before = hooks_class.__init__
 
     def init(hooks: saved_tensors_hooks, pack_hook: Any, unpack_hook: Any) -> None:
         before(hooks, _observed(pack_hook, packing, here), unpack_hook)
+        if threading.get_ident() == here:
+            made()
 
     with patched(hooks_class, "__init__", init):
         yield

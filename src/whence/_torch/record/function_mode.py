@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.overrides import TorchFunctionMode
 
-from whence._torch.autograd.mode_questions import INFERENCE
+from whence._torch.autograd.mode_questions import GRAD, INFERENCE
 from whence._torch.autograd.nodes import below_autograd
 from whence._torch.autograd.replaced_data import replace_data
 from whence._torch.deciding.packed_rows import with_static_batch_sizes
@@ -51,6 +51,7 @@ _DTYPE_ASKED = frozenset(
     }
 )
 """They give what depends on the dtype, or nothing new where it is the right one already."""
+_VERSION = _TENSOR._version.__get__
 _INFERENCE_ASKED = frozenset({Tensor.is_inference, torch.is_inference})
 _LEFT_ALIGNED = torch._nested_tensor_from_mask_left_aligned
 """Whether a mask keeps the beginning of every row: an encoder asks before it knows that gradients are off."""
@@ -106,8 +107,10 @@ class FunctionMode(TorchFunctionMode):
             return known
         if func is Tensor.__format__ and (text := self._decided_text(*args)) is not None:
             return text
-        if func is Tensor.__deepcopy__ and _is_copied_as_a_whole(args[0]):
-            return self._copied(*args)
+        if func is Tensor.__deepcopy__:
+            self.recorder.listener.model.asked(args[0], TensorFact.IS_LEAF)
+            if _is_copied_as_a_whole(args[0]):
+                return self._copied(*args)
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
             return replace_data(self.recorder, args[0], args[1])
         self._tell(func, args, kwargs)
@@ -124,8 +127,14 @@ class FunctionMode(TorchFunctionMode):
         tracer.torch_fn_counts[named] = tracer.torch_fn_counts.get(named, 0) + 1
         if self.recorder.keeps_composites and (whole := self._whole(func, args, kwargs)) is not None:
             return whole
+        return self._called(func, args, kwargs)
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
             return self.recorder.called(func, args, kwargs)
+        except RuntimeError:  # where the model goes on, it may have been the grad mode
+            self.recorder.listener.model.mode_asked(GRAD)
+            raise
         except TypeError as error:
             read = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, FakeTensor)]
             if not read or FakeTensor.__name__ not in str(error):
@@ -148,6 +157,10 @@ class FunctionMode(TorchFunctionMode):
         if func in _INFERENCE_ASKED:
             self.recorder.listener.model.mode_asked(INFERENCE)
             return self.recorder.inferred.has(args[0]) if isinstance(args[0], FakeTensor) else None
+        if func == _VERSION and isinstance(args[0], FakeTensor):
+            self.recorder.listener.model.mode_asked(INFERENCE)
+            if self.recorder.inferred.has(args[0]):
+                raise RuntimeError("Inference tensors do not track version counter.")
         if func in QUESTIONS and isinstance(args[0], FakeTensor):
             return self.recorder.listener.model.input_asked(QUESTIONS[func], args[0])
         if func is _FROM_MASK:
@@ -216,6 +229,8 @@ class FunctionMode(TorchFunctionMode):
             model.dtype_asked()
         if func is Tensor.register_hook:
             self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
+        if _writes_to_leaf(func, args):  # eager refuses that where gradients are recorded
+            model.mode_asked(GRAD)
         if func in _SET_REQUIRES:
             model.requires_set(args[0], (*args[1:], *kwargs.values(), True)[0])
         if func in _DETACH and args[0].requires_grad:
@@ -240,6 +255,14 @@ def _reads_value(func: Any, args: Any) -> bool:
     if func is _TENSOR.data_ptr:
         return isinstance(args[0], FakeTensor)
     return func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:]))
+
+
+def _writes_to_leaf(func: Any, args: Any) -> bool:
+    """Whether a torch function writes in place to what may get a gradient."""
+    name = func.__name__
+    if not args or not (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))):
+        return False
+    return isinstance(args[0], Tensor) and args[0].requires_grad and args[0].is_leaf
 
 
 def _has_dtype(given: Sequence[Any]) -> bool:

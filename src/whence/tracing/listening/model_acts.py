@@ -95,10 +95,7 @@ class ModelActs:
             return
         if not self._is_answered_by_parameters():
             self.run.log.add(TensorAsked(node, fact))
-        if node.op == "placeholder" or (mode_now(GRAD) and not tensor.requires_grad):
-            return
-        given = self.recorder.graph.find_nodes(op="placeholder")
-        if tensor.requires_grad or any(getattr(row.meta.get("val"), "requires_grad", False) for row in given):
+        if node.op != "placeholder" and (tensor.requires_grad or not mode_now(GRAD)):
             self.mode_asked(GRAD)
 
     def input_asked(self, question: str, tensor: Tensor) -> Answer | None:

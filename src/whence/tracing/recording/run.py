@@ -12,6 +12,7 @@ from torch import Tensor, fx
 
 from whence._torch.autograd.derivatives import formulas_refused
 from whence._torch.autograd.grad_modes import observed_grad_modes
+from whence._torch.autograd.mode_questions import GRAD
 from whence._torch.autograd.nodes import outside_inference_mode
 from whence._torch.autograd.own_derivatives import observed_derivatives
 from whence._torch.autograd.replaced_data import replaced_inputs
@@ -181,7 +182,7 @@ def listening(
         observed_writes(run.watch),
         observed_checkpoints(session.calls),
         run.reads.active(values, session.tensors.line_of, outside),
-        observed_packing(run.watch.packing),
+        observed_packing(run.watch.packing, partial(session.recorder.listener.model.mode_asked, GRAD)),
         observed_derivatives(lambda what: session.log.add(Lost(what))),
         formulas_refused(lambda: running.phase is Phase.FORWARD, lambda name: formula_decides(name, here())),
     ):
