@@ -1,5 +1,6 @@
 """What `import whence` gives: a facade without logic. Each call leads to the room that does the work."""
 
+import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ from whence.errors import (
     NotCallable,
     NotDifferentiable,
     NotExportable,
+    NotKept,
     NotStorable,
     SelectionError,
     SideEffect,
@@ -133,8 +135,9 @@ def cached(
     run, which are those that its origins and guards name and all that is imported there. Otherwise the model
     is captured, and that is kept, without weights: a kept program has the tensors of the live model.
 
-    Warns where a program cannot be kept, and why: it holds what no file can (`NotStorable`), its code has no
-    file, or guards compare objects that have no name. Raises what `capture` raises, and `UsageError` for
+    Warns (`NotKept`) where a program cannot be kept, and why: it holds what no file can (`NotStorable`), its
+    code has no file, or guards compare objects that have no name; and where another process finds it only
+    with a module loaded that the model itself imports. Raises what `capture` raises, and `UsageError` for
     options under which nobody could say whether a program still holds.
     """
     given = kwargs or {}
@@ -150,9 +153,10 @@ def cached(
     found = cache.found(model, admit)
     if found is not None:
         return full(found).under(**asked)
+    loaded = frozenset(sys.modules)
     program = capture(model, args, kwargs, **options)
-    for why in cache.keep(program, model, admit):
-        warnings.warn(f"the program of {program.name} is not kept: {why}", stacklevel=2)
+    for why in cache.keep(program, model, admit) or interop.late_modules(program, loaded):
+        warnings.warn(f"the program of {program.name} is {why}", NotKept, stacklevel=2)
     return program
 
 
@@ -249,6 +253,7 @@ __all__ = [
     "NotCallable",
     "NotDifferentiable",
     "NotExportable",
+    "NotKept",
     "NotStorable",
     "OnViolation",
     "Origin",

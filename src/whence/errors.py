@@ -398,6 +398,10 @@ class ToldCompiled(UserWarning):
     """A program goes the way of compiled code where eager's needs values, and may compute something else."""
 
 
+class NotKept(UserWarning):
+    """A program is not kept for other processes, or only for those where certain modules are loaded."""
+
+
 class Noting(AbstractContextManager[None]):
     """Adds a note to any exception that passes through: it stays its own."""
 

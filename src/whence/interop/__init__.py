@@ -1,6 +1,6 @@
 """Other people's graphs and formats, in and out."""
 
-from whence.interop.archive.cache import Cache, key_of
+from whence.interop.archive.cache import Cache, key_of, late_modules
 from whence.interop.archive.cache import option_faults as cache_faults
 from whence.interop.archive.saved import bytes_of, content_of, program_of, saved_to
 from whence.interop.attached.attach import attach
@@ -20,6 +20,7 @@ __all__ = [
     "content_of",
     "from_exported_program",
     "key_of",
+    "late_modules",
     "program_of",
     "saved_to",
     "strict_program",

@@ -265,7 +265,7 @@ WithProperty.factor = property(attrgetter("training"))  # type: ignore[attr-defi
 def test_what_cannot_be_compared_is_said(tmp_path: Path, captures: list[object]) -> None:
     """Such a program is captured every time, and a warning says why."""
     for _ in range(2):
-        with pytest.warns(UserWarning, match="is not kept: a attrgetter cannot be compared"):
+        with pytest.warns(whence.NotKept, match="is not kept: a attrgetter cannot be compared"):
             whence.cached(WithProperty(), (X,), directory=tmp_path)
     assert len(captures) == 2 and list(tmp_path.iterdir()) == []
 
@@ -274,7 +274,7 @@ def test_what_no_file_holds_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """A program that cannot be stored is given all the same."""
     namespace: dict[str, Any] = {"nn": nn, "__name__": "__console__"}
     exec("class Typed(nn.Module):\n    def forward(self, x):\n        return x + 1", namespace)
-    with pytest.warns(UserWarning, match="is not kept"):
+    with pytest.warns(whence.NotKept, match="is not kept"):
         program = whence.cached(namespace["Typed"](), (X,), directory=tmp_path)
     assert torch.equal(program.module()(X), X + 1)
 
@@ -298,6 +298,38 @@ program = whence.cached(model, (x,), directory=sys.argv[1])
 assert torch.equal(program.module()(x), model(x))
 print(len(made))
 """
+
+
+IMPORTS_FIRST = """
+from torch import nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        %s
+"""
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import helper_of_cache; return helper_of_cache.scaled(x)",
+        "from helper_of_cache import FACTOR; return x * FACTOR",
+        "from helper_of_cache import scaled; return scaled(x)",
+    ],
+)
+def test_what_a_forward_imports_first_is_said(body: str, code: Any, tmp_path: Path) -> None:
+    """Another process, where that module is not loaded, captures again: the warning says what to import."""
+    (tmp_path / "code" / "model_of_cache.py").write_text(IMPORTS_FIRST % body)
+    del sys.modules["helper_of_cache"]
+    importlib.invalidate_caches()
+    model = importlib.reload(code).Model()
+    said = "found by other processes only where helper_of_cache is loaded: .*`import helper_of_cache` before"
+    with pytest.warns(whence.NotKept, match=said):
+        whence.cached(model, (X,), directory=tmp_path / "kept")
+    whence.cached(model, (X,), directory=tmp_path / "kept")
+    del sys.modules["helper_of_cache"]
+    with pytest.warns(whence.NotKept, match=said):
+        whence.cached(model, (X,), directory=tmp_path / "kept")
 
 
 @pytest.mark.sweep

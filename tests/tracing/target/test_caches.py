@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,23 @@ assert program.verify(model, (ids,)).ok
 def test_in_a_fresh_process(name: str) -> None:
     """Nobody has registered a class there."""
     subprocess.run([sys.executable, "-c", MODEL + CAPTURES[name]], check=True)
+
+
+KEPT = """
+import sys
+made, capture = [], whence.api.capture
+whence.api.capture = lambda *args, **options: (made.append(1), capture(*args, **options))[1]
+model.eval()
+program = whence.cached(model, (ids[:1] * 0,), {"past_key_values": DynamicCache()}, directory=sys.argv[1])
+print(len(made), type(program.module()(ids[:1] * 0, past_key_values=DynamicCache()).past_key_values).__name__)
+"""
+
+
+def test_a_program_that_returns_one_is_kept(tmp_path: Path) -> None:
+    """A process that finds it has opened no cache: it captured every such model again, and did not say so."""
+    command = [sys.executable, "-c", MODEL + KEPT, str(tmp_path)]
+    runs = [subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(2)]
+    assert runs == ["1 DynamicCache\n", "0 DynamicCache\n"]
 
 
 STATES: dict[str, dict[str, Any]] = {

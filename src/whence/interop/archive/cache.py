@@ -9,9 +9,10 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
+from operator import itemgetter
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -27,9 +28,11 @@ from whence.errors import NotStorable, UnreadableFile, UsageError
 from whence.interop.archive.records.names import class_name
 from whence.interop.archive.saved import bytes_of, content_of, program_of, saved_to
 from whence.program import FlatProgram
+from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import ExpectedFunction, inside_of
 from whence.program.node_records import origin_of
 from whence.program.state import meshes_elsewhere
+from whence.tracing.target.caches import open_caches
 
 _INSTALLED = ("site-packages", "dist-packages")
 _OURS = ("torch", "whence")
@@ -43,6 +46,8 @@ Admit = Callable[[FlatProgram], bool]
 def key_of(model: object, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> str:
     """A name for captures of such a model with such arguments and options, in these releases."""
     leaves, spec = tree_flatten((args, kwargs))
+    if open_caches(leaves):
+        leaves, spec = tree_flatten((args, kwargs))
     facts = (
         *(release(), version("whence"), platform.python_version(), platform.machine()),
         class_name(type(model)),
@@ -90,15 +95,15 @@ class Cache:
         """Keep a program; why it was not, where it could not be found again."""
         files, unseen = files_of(program)
         if unseen:
-            return [f"{', '.join(unseen)} cannot be read, so nobody can say whether its code has changed"]
+            return [f"not kept: {', '.join(unseen)} cannot be read, and its code may change unseen"]
         try:
             content = bytes_of(program, weights=False)
         except NotStorable as error:
-            return [str(error)]
+            return [f"not kept: {error}"]
         again, lost = program_of(content, "the cached program", model)
         lost = (*lost, *(f"a mesh of {axes}" for axes in meshes_elsewhere(again)))
         if lost or not admit(again):
-            return [f"{', '.join(lost) or 'a guard'} cannot be compared in another process"]
+            return [f"not kept: {', '.join(lost) or 'a guard'} cannot be compared in another process"]
         digest = _digest(content)
         name = f"{self.key}-{digest[:16]}"
         try:
@@ -121,6 +126,30 @@ class Cache:
         except (UnreadableFile, UsageError, ValueError, KeyError, TypeError, AttributeError):
             return None
         return None if lost else program
+
+
+def late_modules(program: FlatProgram, loaded: Container[str]) -> list[str]:
+    """That other processes do not find a program, where guards look into modules which its capture loaded."""
+    every = [each.guards for each in (program, *program.variants)]
+    every += [guards.settled for guards in every if guards.settled is not None]
+    read = dict.fromkeys(_module_of(row) for guards in every for row in guards.variables)
+    if not (late := [name for name in read if name in sys.modules and name not in loaded]):
+        return []
+    names = ", ".join(late)
+    return [
+        f"found by other processes only where {names} is loaded: the model imports it first, and guards "
+        f"compare what it holds; `import {names}` before whence.cached"
+    ]
+
+
+def _module_of(row: Outside) -> str | None:
+    """The module in which a variable is looked for."""
+    if row.root is not sys.modules:
+        return row.root.get("__name__") if type(row.root) is dict else getattr(row.root, "__module__", None)
+    match row.way:
+        case (itemgetter() as first, *_):
+            return first.__reduce__()[1][0]
+    return None
 
 
 def _digest(content: bytes) -> str:

@@ -33,11 +33,11 @@ def register_caches() -> tuple[str, ...]:
     `EncoderDecoderCache`, and those that are derived from them by then.
 
     It registers them with `torch.utils._pytree`, for the process, unless somebody has done so. A capture that
-    is given one, or that returns one, does it by itself; a process that loads a file calls it first. In a
-    program a cache is its tensors: `kwargs['past_key_values'].layers[0].keys`. Layers with a sliding window
-    count the tokens in a whole number, which is an input of its own and may vary. A captured model
-    changes the cache that it is given, and gives it back, as the original does. Returns the names of the
-    classes that were registered. Raises `UsageError` without transformers.
+    is given one, or that returns one, does it by itself, and so does loading a file with one whose class is
+    imported. In a program a cache is its tensors: `kwargs['past_key_values'].layers[0].keys`. Layers with a
+    sliding window count the tokens in a whole number, which is an input of its own and may vary. A captured
+    model changes the cache that it is given, and gives it back, as the original does. Returns the names of
+    the classes that were registered. Raises `UsageError` without transformers.
     """
     try:
         importlib.import_module(_FILE)
@@ -49,6 +49,14 @@ def register_caches() -> tuple[str, ...]:
 def open_caches(leaves: Iterable[Any]) -> bool:
     """Make containers of the caches among these leaves; False where there is none."""
     return bool(_registered_kinds(kind for kind in dict.fromkeys(map(type, leaves)) if _is_opened(kind)))
+
+
+def opened(kind: object) -> type | None:
+    """A class of caches as a container; None for anything else."""
+    if not isinstance(kind, type) or not _is_opened(kind):
+        return None
+    _registered_kinds([kind])
+    return kind
 
 
 def _registered_kinds(kinds: Iterable[type]) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ from whence.interop.archive.records.values import first_words
 from whence.program import Absent, Constant, Named
 from whence.program.names import InWords, OfClass
 from whence.provenance import ModulePath
+from whence.tracing.target.caches import opened
 
 if TYPE_CHECKING:
     from whence.interop.archive.records.reading import Reader
@@ -333,7 +334,7 @@ def _read_structure(reader: "Reader", row: Any) -> TreeSpec:
     inside = [reader.pooled("structures", child) for child in listed(children)]
     if kind is None:
         return container_spec(namedtuple, _named_tuple(reader, mapping(context)["class"]), inside)
-    known = containers().get(name := _class_said(reader, kind))
+    known = containers().get(name := _class_said(reader, kind)) or opened(looked_up(name))
     if known is None:
         reader.missing.append(f"the class of containers {name.replace(':', '.')}")
     return container_spec(known or tuple, reader.anything(context), inside)
