@@ -239,6 +239,42 @@ def imag(m: Writer, x: Tensor) -> Tensor:
 
 
 @bodies.add
+def conj(m: Writer, x: Tensor) -> Tensor:
+    hidden = torch.complex(m.linear(x), x)
+    hidden.conj().mul_(2j)
+    return hidden.abs()
+
+
+@bodies.add
+def complex_slice(m: Writer, x: Tensor) -> Tensor:
+    hidden = torch.complex(m.linear(x), x)
+    hidden[..., 1:] = hidden[..., :-1] * 2j
+    return hidden.abs()
+
+
+@bodies.add
+def complex_slice_of_a_conjugate(m: Writer, x: Tensor) -> Tensor:
+    hidden = torch.complex(m.linear(x), x).conj()
+    hidden.T[1:3] = hidden.T[:2].conj() * 2
+    return torch.view_as_real(hidden.resolve_conj())
+
+
+@bodies.add
+def complex_pick(m: Writer, x: Tensor) -> Tensor:
+    hidden = torch.complex(x, m.linear(x))
+    hidden[:, -1] = hidden[:, 0].conj()
+    return hidden.abs()
+
+
+@bodies.add
+def complex_zeros(m: Writer, x: Tensor) -> Tensor:
+    hidden = torch.complex(m.linear(x), x)
+    hidden[:, 1:2].zero_()
+    other = torch.complex(x, m.linear(x)).zero_()
+    return (hidden + other).abs()
+
+
+@bodies.add
 def view_as_complex(m: Writer, x: Tensor) -> Tensor:
     hidden = m.linear(x)
     torch.view_as_complex(hidden.view(4, 4, 2)).mul_(1j)
@@ -367,13 +403,6 @@ def expand_of_one(m: Writer, x: Tensor) -> Tensor:
     total = m.weight.sum() * 1
     total.expand(1).mul_(2)
     return total * x
-
-
-@refused.add
-def conj(m: Writer, x: Tensor) -> Tensor:
-    hidden = torch.complex(m.linear(x), x)
-    hidden.conj().mul_(2)
-    return hidden.abs()
 
 
 @refused.parametrize()

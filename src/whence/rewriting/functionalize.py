@@ -26,6 +26,7 @@ from whence._torch.operators.schemas import (
     written_arguments,
 )
 from whence._torch.operators.table import said_of
+from whence._torch.operators.views import written_into
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.annotations import CUSTOM
 from whence._torch.sizes.nodes import SizeNodes
@@ -328,6 +329,8 @@ def _computed(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Node:
         return _drawn_in_memory_order(twin, node, writer)
     if twin in _MULTIPLIED and _is_half_on_a_cpu(_tensors_of(node)):
         return _multiplied_in_half(twin, node, writer)
+    if twin is aten.zero.default and tensor.meta["val"].is_complex():  # type: ignore[union-attr]
+        return writer(aten.fill.Scalar, tensor, 0)  # the twin has no derivative in complex numbers
     target: Any = node.target
     kwargs = without_outputs(target, node.kwargs)
     return writer(twin, *node.args, **kwargs, **missing_defaults(target, twin, node.args, kwargs))
@@ -428,7 +431,9 @@ def _refuse_shared(state: Functional, base: fx.Node, writing: fx.Node) -> None:
 def _laid_out_as(before: fx.Node, value: fx.Node, writer: _NodeWriter) -> fx.Node:
     """`value` in the memory of the tensor that is written: other strides can give later readers other last
     bits."""
-    return value if have_one_layout(before, value) else writer(aten.slice_scatter.default, before, value)
+    if have_one_layout(before, value):
+        return value
+    return written_into(aten.slice_scatter.default, before, value, writer)
 
 
 def _looked_through(state: Functional, view: View, writer: _NodeWriter) -> list[fx.Node]:

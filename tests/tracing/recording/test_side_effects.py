@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import whence
 from tests.tracing.failing import Doing
@@ -105,3 +105,24 @@ def test_a_gradient_that_is_there_is_not_added_to() -> None:
     assert model.linear.weight.grad is gradient
     assert torch.equal(gradient, before)
     assert gradient._version == writes
+
+
+class Recurrence(nn.Module):
+    """Which autograd cannot differentiate, and keeps: what a product has saved is written after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        for at in range(1, 4):
+            hidden[:, at] = hidden[:, at] + hidden[:, at - 1] * self.linear.bias[at]
+        return hidden
+
+
+def test_what_autograd_keeps_in_a_circle_is_no_state() -> None:
+    model, x = Recurrence(), torch.randn(2, 4)
+    assert whence.capture(model, (x,)).verify(model, (x,)).ok
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        whence.capture(model, (x,), backward=torch.sum)

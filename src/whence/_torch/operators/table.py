@@ -155,6 +155,7 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten.detach.default: Operator(view=views.same, entry=torch.detach),
     aten.alias.default: Operator(view=views.same),
     aten.lift_fresh.default: Operator(view=views.same),
+    **dict.fromkeys((aten._conj.default, aten._neg_view.default), Operator(view=views.again)),
     aten.t.default: Operator(view=views.again, entry=torch.t),
     aten.transpose.int: Operator(view=views.again, entry=torch.transpose),
     aten.permute.default: Operator(view=views.permuted, entry=torch.permute),

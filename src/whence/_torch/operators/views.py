@@ -28,9 +28,29 @@ def scattered(operator: OpOverload) -> ViewInverse:
     """Of a view of a part, which `operator` writes into the whole."""
 
     def inverse(step: fx.Node, _index: int | None, base: fx.Node, new: fx.Node, call: Call) -> fx.Node:
-        return call(operator, base, new, *step.args[1:], **step.kwargs)
+        return written_into(operator, base, new, call, *step.args[1:], **step.kwargs)
 
     return inverse
+
+
+_WITHOUT_COMPLEX_GRADIENT = (aten.slice_scatter.default, aten.select_scatter.default)
+
+
+def written_into(
+    operator: OpOverload, base: fx.Node, new: fx.Node, call: Call, *place: Any, **named: Any
+) -> fx.Node:
+    """The base with a new value where `operator` puts it. PyTorch does not differentiate some of these in
+    complex numbers, and does in pairs of real ones."""
+    if operator not in _WITHOUT_COMPLEX_GRADIENT or not base.meta["val"].is_complex():
+        return call(operator, base, new, *place, **named)
+    dim, *rest = place or (0,)
+    pairs = [call(aten.view_as_real.default, _unconjugated(whole, call)) for whole in (base, new)]
+    written = call(operator, *pairs, dim % base.meta["val"].dim(), *rest, **named)
+    return call(aten.view_as_complex.default, written)
+
+
+def _unconjugated(value: fx.Node, call: Call) -> fx.Node:
+    return call(aten.resolve_conj.default, value) if value.meta["val"].is_conj() else value
 
 
 def back(operator: OpOverload) -> ViewInverse:
@@ -64,7 +84,7 @@ def unbound(step: fx.Node, index: int | None, base: fx.Node, new: fx.Node, call:
     if index is None:
         return None
     dim = step.args[1] if len(step.args) > 1 else 0
-    return call(aten.select_scatter.default, base, new, dim, index)
+    return written_into(aten.select_scatter.default, base, new, call, int(dim), index)  # type: ignore[arg-type]
 
 
 def split(step: fx.Node, index: int | None, base: fx.Node, new: fx.Node, call: Call) -> fx.Node | None:
@@ -74,4 +94,5 @@ def split(step: fx.Node, index: int | None, base: fx.Node, new: fx.Node, call: C
     values: list[Any] = list(step.meta["val"])
     dim = int(step.args[2]) if len(step.args) > 2 else 0  # type: ignore[arg-type]
     start = sum(piece.shape[dim] for piece in values[:index])
-    return call(aten.slice_scatter.default, base, new, dim, start, start + values[index].shape[dim])
+    end = start + values[index].shape[dim]
+    return written_into(aten.slice_scatter.default, base, new, call, dim, start, end)

@@ -11,6 +11,7 @@ from weakref import ref
 from torch import Tensor
 
 from whence._torch.autograd.mode_questions import Pair, answered_questions
+from whence._torch.autograd.nodes import overwritten
 from whence._torch.deciding.decider import Decider
 from whence._torch.higher_order.function_graphs import functions_unwatched
 from whence._torch.observe.generators import (
@@ -191,8 +192,10 @@ def take_out_kept(session: Session) -> None:
     holders = take_out(list(kept.values()))
     kept.clear()
     gc.collect()
-    if any(tensor() is not None for tensor in alive):
-        raise _keeps_tensors(session.run.subject, names, holders)
+    if left := [tensor for each in alive if (tensor := each()) is not None]:
+        if holders or overwritten(left, ()) is None:
+            raise _keeps_tensors(session.run.subject, names, holders)
+        return  # autograd keeps a view whose base is written later, in a circle that nobody finds
     warnings.warn(
         f"an object, a global or a cache kept tensors of the capture: {names}; they are removed. "
         "A captured program does not repeat that: return them; where they fill a cache, run the model "
