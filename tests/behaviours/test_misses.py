@@ -171,6 +171,11 @@ MISSED: dict[str, tuple[Callable[[Any, Tensor], Any], Any, Callable[[Any], Any]]
         lambda: _with_default(2.0),
         lambda m: setattr(m.value, "__defaults__", (3.0,)),
     ),
+    "gradient of a parameter": (
+        lambda self, x: self.child(x) * (2.0 if self.child.weight.grad is None else 3.0),
+        lambda: None,
+        lambda m: setattr(m.child.weight, "grad", torch.ones_like(m.child.weight)),
+    ),
     "code of a function": (
         lambda self, x: self.value(x),
         lambda: _with_default(2.0),

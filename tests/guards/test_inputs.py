@@ -100,6 +100,7 @@ IDENTITIES: dict[str, Callable[[Any, Any], bool]] = {
     "is": lambda x, y: x is y,
     "in a generator": lambda x, y: any(x is each for each in (y,)),
     "id": lambda x, y: id(x) == id(y),
+    "hash": lambda x, y: hash(x) == hash(y),
 }
 
 
@@ -117,6 +118,21 @@ def test_arguments_that_become_one_tensor(how: str) -> None:
     x, y = torch.ones(3), torch.ones(3)
     assert _found(deciding, (x, y), (x, x)) == ["which of the arguments are one tensor"]
     assert _found(adding, (x, y), (x, x)) == []
+
+
+def test_whether_an_argument_is_a_tensor_of_a_variable_is_refused() -> None:
+    """What stands for the argument is none that a variable holds; other objects are compared."""
+
+    def deciding(x: Tensor) -> Tensor:
+        return x * 2 if x is X else x * 3
+
+    def sparing(x: Tensor) -> Tensor:
+        return x * 2 if x is IDENTITIES else x * 3
+
+    with pytest.raises(whence.SideEffect, match="whether it is the tensor `X`") as caught:
+        whence.capture(deciding, (X,))
+    assert "test_inputs.py" in str(caught.value.where)
+    assert torch.equal(whence.capture(sparing, (X,)).module()(X), X * 3)
 
 
 def test_constants_among_the_inputs() -> None:

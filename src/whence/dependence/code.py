@@ -5,7 +5,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dis import get_instructions, opmap
+from dis import Instruction, get_instructions, opmap
 from enum import Enum
 from functools import _lru_cache_wrapper, cached_property, lru_cache, partial, partialmethod
 from itertools import pairwise
@@ -21,6 +21,7 @@ from whence._torch.plain_values import PLAIN_IN_WHOLE
 _NETWORKS = f"{Path(torch.nn.__file__).parent}{os.sep}"
 _IMPORT, _LOAD_GLOBAL, _EXTENDED = opmap["IMPORT_NAME"], opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
 _LOCAL = ("LOAD_FAST", "LOAD_DEREF")
+_IDENTIFIES = frozenset(("id", "hash"))
 IDENTITY = "is"
 """Stands among the names of code that compares identities."""
 _BY_NAME = frozenset({opmap["LOAD_NAME"], opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
@@ -132,10 +133,22 @@ def names_in(code: CodeType) -> frozenset[str]:
 
 def compares_identity(code: CodeType) -> bool:
     """Whether code asks of two variables whether they are one object."""
-    if "id" in code.co_names:
-        return True
+    return not _IDENTIFIES.isdisjoint(code.co_names) or any(
+        given.opname.startswith(_LOCAL) for given in _compared(code)
+    )
+
+
+def globals_compared(code: CodeType) -> Iterator[tuple[str, int]]:
+    """The globals of which code asks whether another thing is the same object, with the lines."""
+    for given in _compared(code):
+        if given.opname == "LOAD_GLOBAL" and given.positions is not None:
+            yield given.argval, given.positions.lineno or code.co_firstlineno
+
+
+def _compared(code: CodeType) -> Iterator[Instruction]:
+    """What loads the second of two objects that code compares."""
     pairs = pairwise(get_instructions(code)) if bytes([opmap["IS_OP"]]) in code.co_code else ()
-    return any(now.opname == "IS_OP" and before.opname.startswith(_LOCAL) for before, now in pairs)
+    return (before for before, now in pairs if now.opname == "IS_OP")
 
 
 def environment_names(code: CodeType) -> Iterator[str]:

@@ -125,6 +125,10 @@ class SourceFinder:
         """Whether the user's code asks what we answer, or one of PyTorch's own modules."""
         return self._asking() in ("user", "module")
 
+    def is_user_asking(self) -> bool:
+        """Whether the user's code asks what we answer."""
+        return self._asking() == "user"
+
     def is_encoder_asking(self) -> bool:
         """Whether one of PyTorch's encoders asks of one tensor after the other, until one says yes."""
         frame = _asking_frame()

@@ -94,8 +94,10 @@ def test_a_compressed_tensor_is_refused() -> None:
 def test_a_storage_is_no_argument_of_an_operator() -> None:
     """A graph has no place for one; the error says where."""
 
+    storage = torch.ones(5).untyped_storage()
+
     def over_another(x: Tensor) -> Tensor:
-        return torch.empty(0).set_(torch.ones(5).untyped_storage()).sum() + x
+        return torch.empty(0).set_(storage).sum() + x
 
     over_another(REAL)
     with pytest.raises(whence.UnsupportedOperator, match="cannot run this on fake tensors"):

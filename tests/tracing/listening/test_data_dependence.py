@@ -57,6 +57,9 @@ def test_value_needed(failure: Failure) -> None:
         ("dlpack", "the content (from_dlpack)", "move that part out"),
         ("pickled", "the content (pickled)", "move that part out"),
         ("address", "the address (.data_ptr())", "elsewhere in memory"),
+        ("one memory", "the address (.is_set_to())", "elsewhere in memory"),
+        ("memory", "the memory (.untyped_storage())", "elsewhere in memory"),
+        ("memory of a parameter", "the memory (.storage())", "elsewhere in memory"),
         ("format", "the content (formatted as text)", "with torch functions"),
     ],
 )

@@ -34,6 +34,8 @@ _VALUE_READERS: tuple[object, ...] = (
 _MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
 """They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
 _ADDRESS_READERS: tuple[object, ...] = (Tensor.data_ptr, Tensor.__dlpack__, _TENSOR.__reduce_ex__)
+_MEMORY_READERS = frozenset({Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.is_set_to})
+_GET_GRADIENT = _TENSOR.grad.__get__
 _HISTORY_READERS = (
     *(_TENSOR.grad_fn.__get__, _TENSOR._base.__get__, _TENSOR.output_nr.__get__),
     *(_TENSOR._version.__get__, _TENSOR.data_ptr, Tensor._is_view),
@@ -100,6 +102,8 @@ class FunctionMode(TorchFunctionMode):
                 raise resized(held.nodes[id(tensor)].name, self.recorder.listener.model.here())
 
     def _heard(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func == _GET_GRADIENT:
+            self.recorder.listener.model.gradient_asked(args[0])
         func, args = self._with_numbers(func, args)
         if _reads_value(func, args):
             return self._decided_content(func, args)
@@ -221,6 +225,8 @@ class FunctionMode(TorchFunctionMode):
     def _tell(self, func: Any, args: Any, kwargs: Any) -> None:
         """Say what the model asks of a tensor, or does to it, where the dispatcher would not see it."""
         model = self.recorder.listener.model
+        if func in _MEMORY_READERS:
+            model.memory_asked(args[0], func)
         if func in _HISTORY_READERS:
             model.distrusted("the model looks at what autograd recorded")
         if (fact := _ASKED.get(func)) is not None:

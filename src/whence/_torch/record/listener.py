@@ -71,6 +71,12 @@ class ModelListener(Protocol):
     def mode_asked(self, name: str) -> None:
         """Python asks how a mode of torch is."""
 
+    def gradient_asked(self, tensor: Tensor) -> None:
+        """Python reads `tensor.grad`."""
+
+    def memory_asked(self, tensor: Tensor, function: Any) -> None:
+        """Python asks where a tensor lies in memory: raises, where that is the user's code."""
+
     def taken_apart(self) -> None:
         """What a composite is made of in the grad mode of now is recorded in its place."""
 

@@ -34,9 +34,6 @@ class NumberListener(ModelListener, Protocol):
     def reads_numbers(self) -> bool:
         """Whether the numbers that are read of tensors now are part of the program."""
 
-    def gradient_asked(self, tensor: Tensor) -> None:
-        """The step reads `tensor.grad`."""
-
     def gradient_set(self, tensor: Tensor, gradient: Tensor | None) -> None:
         """The step writes `tensor.grad = gradient`."""
 
@@ -51,7 +48,7 @@ class NumberListener(ModelListener, Protocol):
 
 
 _TENSOR: Any = Tensor
-_SET_GRADIENT, _GET_GRADIENT = _TENSOR.grad.__set__, _TENSOR.grad.__get__
+_SET_GRADIENT = _TENSOR.grad.__set__
 _MAKERS = (torch.tensor, torch.as_tensor)
 
 
@@ -64,8 +61,6 @@ class StepFunctionMode(FunctionMode):
     recorder: "StepRecorder"
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func == _GET_GRADIENT:
-            self.recorder.listener.model.gradient_asked(args[0])
         if func == _SET_GRADIENT:
             self.recorder.listener.model.gradient_set(args[0], args[1])
         if func in _MAKERS and holds_recorded(args):

@@ -76,6 +76,9 @@ _READS: dict[str, tuple[str, Need]] = {
     "__reduce_ex__": ("the content (pickled)", Need.CONTENT),
     "__dlpack__": ("the content (from_dlpack)", Need.CONTENT),
     "data_ptr": ("the address (.data_ptr())", Need.ADDRESS),
+    "is_set_to": ("the address (.is_set_to())", Need.ADDRESS),
+    "untyped_storage": ("the memory (.untyped_storage())", Need.ADDRESS),
+    "storage": ("the memory (.storage())", Need.ADDRESS),
     "__format__": ("the content (formatted as text)", Need.CONTENT),
 }
 _SIZES = {

@@ -143,6 +143,20 @@ class ModelActs:
         module, source = run.places.reading()
         run.log.add(ModeQueried(ModeQuery(name, mode_now(name), str(module or ""), source)))
 
+    def gradient_asked(self, tensor: Tensor) -> None:
+        """Whether a parameter holds one is no input of a program; it has to be as it is."""
+        run = self.run
+        path = next((row.paths[0] for row in run.subject.state if row.tensor is tensor), None)
+        if path is None or run.running.phase is not Phase.FORWARD or not run.places.finder.is_model_asking():
+            return
+        _, source = run.places.reading()
+        run.reads.reachable.gradient_asked(str(path), tensor, source)
+
+    def memory_asked(self, tensor: Tensor, function: object) -> None:
+        """Every run has its tensors elsewhere in memory."""
+        if self.run.running.phase is Phase.FORWARD and self.run.places.finder.is_user_asking():
+            raise self.value_needed(function, [tensor], function)
+
     def taken_apart(self) -> None:
         """What a composite is made of in the grad mode of now is recorded in its place."""
         if not self.run.log.apart:

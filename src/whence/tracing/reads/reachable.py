@@ -36,6 +36,7 @@ from whence.dependence.code import (
     compares_identity,
     defaults_of,
     function_in,
+    globals_compared,
     globals_in,
     globals_within,
     imported,
@@ -175,6 +176,7 @@ class Reachable:
             self.texts.update(text for each in inner for text in texts_in(each) if text.isidentifier())
         if IDENTITY not in self.names and any(map(compares_identity, inner)):
             self.names.add(IDENTITY)
+        _refuse_compared(function, inner)
         self.sources.spelled(names)
         self._save(path, function, (code, path))
         for name in sorted(globals_within(code)):
@@ -216,6 +218,10 @@ class Reachable:
         found = _as_found(f"context variable {row.path}", row.thing, methodcaller("get"))
         if source is not None and (found.value is None or is_plain(found.value)):
             self._named.add(found, source)
+
+    def gradient_asked(self, path: str, parameter: Tensor, source: Source | None) -> None:
+        """Note whether a parameter holds a gradient."""
+        self._named.add(_as_found(f"{path}.grad is None", parameter, _has_no_gradient), source)
 
     # --- things --------------------------------------------------------------------------------------
 
@@ -379,6 +385,10 @@ def _variables(function: FunctionType, names: Iterable[str]) -> list[Any]:
     return [*(function.__globals__.get(name) for name in names), *cells]
 
 
+def _has_no_gradient(parameter: Tensor) -> bool:
+    return parameter.grad is None
+
+
 def _as_found(path: str, root: Any, step: Callable[[Any], Any]) -> Outside:
     found = Outside(path, root, (step,), None)
     return replace(found, value=found.now())
@@ -408,6 +418,19 @@ def _is_followed(kind: type) -> bool:
         return True
     package = kind.__module__.partition(".")[0]
     return package in _OF_PYTHON or not is_library(kind.__module__)
+
+
+def _refuse_compared(function: FunctionType, inner: Iterable[CodeType]) -> None:
+    """Raise where code asks of something whether it is a tensor that a variable holds."""
+    code = function.__code__
+    for name, line in (row for each in inner for row in globals_compared(each)):
+        if isinstance(function.__globals__.get(name), Tensor):
+            raise SideEffect(
+                f"the model asks of something whether it is the tensor `{name}`",
+                where=Place(line=str(Source(code.co_filename, line, code.co_qualname))),
+                why="a capture runs on fake tensors, and none of them is that one; no run would look again",
+                remedy="pass in what it decides, as a flag; or compare with an object that is no tensor",
+            )
 
 
 def _iterated(path: str, value: object, line: str | None) -> SideEffect:
