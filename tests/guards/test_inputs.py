@@ -96,6 +96,7 @@ def test_memory_that_unwritten_inputs_share_does_not_matter() -> None:
     assert _found(written, (X, X + 1, X + 2), (X, whole[:6], whole[1:])) == []
 
 
+MARK: Any = object()
 IDENTITIES: dict[str, Callable[[Any, Any], bool]] = {
     "is": lambda x, y: x is y,
     "in a generator": lambda x, y: any(x is each for each in (y,)),
@@ -127,7 +128,7 @@ def test_whether_an_argument_is_a_tensor_of_a_variable_is_refused() -> None:
         return x * 2 if x is X else x * 3
 
     def sparing(x: Tensor) -> Tensor:
-        return x * 2 if x is IDENTITIES else x * 3
+        return x * 2 if x is MARK else x * 3
 
     with pytest.raises(whence.SideEffect, match="whether it is the tensor `X`") as caught:
         whence.capture(deciding, (X,))
