@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import pytest
@@ -306,3 +307,24 @@ def test_whether_an_argument_requires_a_gradient() -> None:
     assert [row.guard.what for row in program.check(asking, (TRAINED(),))] == ["args[0]"]
     with pytest.raises(whence.CallError, match=r"args\[0\]\.requires_grad was False at capture, is True"):
         program.module()(TRAINED())
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+@pytest.mark.parametrize("given", [PLAIN, TRAINED])
+def test_whether_anything_requires_a_gradient(given: Callable[[], Tensor], is_frozen: bool) -> None:
+    """Where a parameter does, it does not matter whether an argument does; else it is a guard."""
+    layer = nn.Linear(4, 4).requires_grad_(not is_frozen)
+
+    def asking(x: Tensor, y: Tensor) -> Tensor:
+        found = layer(x) + y
+        return found * 2 if any(each.requires_grad for each in (x, y, *layer.parameters())) else found * 3
+
+    program = whence.capture(asking, (given(), PLAIN()))
+    guarded = program.guarded(asking, on_violation="recapture")
+    for arguments in product((PLAIN(), TRAINED()), repeat=2):
+        expected = asking(*arguments)
+        assert torch.equal(guarded(*arguments), expected)
+        if is_frozen and arguments[0].requires_grad is not given().requires_grad:
+            assert "args[0]" in [row.guard.what for row in program.check(asking, arguments)]
+        elif not is_frozen:
+            assert torch.equal(program.module()(*arguments), expected)

@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 
 from whence._torch.autograd.mode_questions import GRAD
+from whence._torch.pytrees import tree_flatten, tree_unflatten
 from whence._torch.sizes.symbols import admit
 from whence.dependence.asking import Failed, attempt
 from whence.dependence.observed import Observed
@@ -19,6 +20,7 @@ from whence.program import FlatProgram
 from whence.program.arguments.open_sizes import SizeRule, Sizes
 from whence.program.arguments.variants import in_words
 from whence.program.queries.same_operations import same_operations
+from whence.schema import TensorFact
 from whence.tracing.answers import Answers, with_eager_answers
 from whence.tracing.decisions import with_decisions, with_open_numbers
 from whence.tracing.target.example import Given, Numbers
@@ -29,6 +31,8 @@ _MOST = 16
 Captured = tuple[FlatProgram, Observed]
 _FEW = 2
 """A branch that excludes more sizes than this is about ranges, and is left alone."""
+_FEW_ARGUMENTS = 2
+"""Of more arguments every combination of answers would be too many captures."""
 _LARGEST = 4096
 """Further up no excluded size is looked for."""
 
@@ -118,7 +122,8 @@ def captured_for_sizes(given: Given, capture: Callable[[Answers, Given], Capture
         found = without_needless_rules(
             found, lambda numbers: once(replace(given, numbers=(*known, numbers), told=told))
         )
-    return without_needless_modes(found, lambda: once(replace(given, told=told)))
+    found = without_needless_modes(found, lambda: once(replace(given, told=told)))
+    return without_needless_facts(found, lambda paths: once(_turned(replace(given, told=told), found, paths)))
 
 
 def without_needless_rules(captured: Captured, again: Again) -> Captured:
@@ -210,11 +215,40 @@ def without_needless_modes(captured: Captured, again: Callable[[], Captured]) ->
     records = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(not records):
         other = attempt(again)
-    if not _does_the_same(captured, other, {}) or isinstance(other, Failed):
+    return (program.under(modes=others), observed) if _is_like(captured, other) else captured
+
+
+def without_needless_facts(captured: Captured, again: Callable[[Sequence[str]], Captured]) -> Captured:
+    """The program without the questions whether an argument requires a gradient, where the answers change
+    nothing: a parameter does, of which the model asks the same, or it computes the same either way."""
+    program, observed = captured
+    asked = [path for path, fact in program.convention.facts if fact is TensorFact.REQUIRES_GRAD]
+    if program.has_backward or not 0 < len(asked) <= _FEW_ARGUMENTS:
         return captured
-    if not set(other[0].circumstances.opaque) <= set(program.circumstances.opaque):
+    turned = [each for count in range(len(asked)) for each in combinations(asked, count + 1)]
+    if not all(_is_like(captured, attempt(partial(again, paths))) for paths in turned):
         return captured
-    return program.under(modes=others), observed
+    rest = tuple(row for row in program.convention.facts if row[1] is not TensorFact.REQUIRES_GRAD)
+    return program.with_changes(convention=replace(program.convention, facts=rest)), observed
+
+
+def _turned(given: Given, captured: Captured, paths: Sequence[str]) -> Given:
+    """The same, where these arguments require a gradient if they did not, and none if they did."""
+    leaves, spec = tree_flatten((given.args, given.kwargs or {}))
+    rows = zip(captured[0].convention.paths, leaves, strict=True)
+    turned = [
+        leaf.detach().requires_grad_(not leaf.requires_grad) if path in paths else leaf for path, leaf in rows
+    ]
+    args, kwargs = tree_unflatten(turned, spec)
+    return replace(given, args=args, kwargs=kwargs)
+
+
+def _is_like(captured: Captured, other: Captured | Failed) -> bool:
+    """Whether a capture under other circumstances gave the same, also of what no graph has."""
+    if isinstance(other, Failed) or not _does_the_same(captured, other, {}):
+        return False
+    mine, theirs = captured[0].circumstances, other[0].circumstances
+    return set(theirs.opaque) <= set(mine.opaque)
 
 
 def _does_the_same(open_: Captured, fixed: Captured | Failed, at: Mapping[str, int]) -> bool:
