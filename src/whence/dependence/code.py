@@ -22,6 +22,7 @@ _NETWORKS = f"{Path(torch.nn.__file__).parent}{os.sep}"
 _IMPORT, _LOAD_GLOBAL, _EXTENDED = opmap["IMPORT_NAME"], opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
 _LOCAL = ("LOAD_FAST", "LOAD_DEREF")
 _IDENTIFIES = frozenset(("id", "hash"))
+_NUMBERS = ("int", "float", "bool")
 IDENTITY = "is"
 """Stands among the names of code that compares identities."""
 _BY_NAME = frozenset({opmap["LOAD_NAME"], opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
@@ -142,6 +143,16 @@ def globals_compared(code: CodeType) -> Iterator[tuple[str, int]]:
     """The globals of which code asks whether another thing is the same object, with the lines."""
     for given in _compared(code):
         if given.opname == "LOAD_GLOBAL" and given.positions is not None:
+            yield given.argval, given.positions.lineno or code.co_firstlineno
+
+
+def numbers_matched(code: CodeType) -> Iterator[tuple[str, int]]:
+    """The classes of numbers that patterns of code name (`case int():`), with the lines."""
+    if bytes([opmap["MATCH_CLASS"]]) not in code.co_code:
+        return
+    rows = list(get_instructions(code))
+    for given, now in zip(rows, rows[2:], strict=False):
+        if now.opname == "MATCH_CLASS" and given.argval in _NUMBERS and given.positions is not None:
             yield given.argval, given.positions.lineno or code.co_firstlineno
 
 

@@ -97,3 +97,20 @@ def test_the_class_of_a_rate(is_late: bool) -> None:
 def test_what_a_list_that_grows_is() -> None:
     """The stand-in of a list is one."""
     assert TYPE(growing("a list", ValueError, [])) is list
+
+
+def of_whole_number(_: Asking, x: Tensor) -> bool:
+    match x.shape:
+        case (int(), int()):
+            return True
+    return False
+
+
+def test_patterns_ask_numbers_themselves() -> None:
+    """What stands for a size that may vary has no class of Python: that line is refused."""
+    model = Asking(of_whole_number)
+    assert torch.equal(whence.capture(model, (X,)).module()(X), model(X))
+    with pytest.raises(whence.UnsupportedOperator, match=r"the pattern `case int\(\)`") as caught:
+        whence.capture(model, (X,), dynamic_shapes=({0: torch.export.Dim("rows")},))
+    assert "test_type_queries.py" in str(caught.value.where)
+    assert "isinstance(number, int)" in caught.value.remedy

@@ -41,6 +41,7 @@ from whence.dependence.code import (
     globals_within,
     imported,
     names_in,
+    numbers_matched,
     texts_in,
 )
 from whence.dependence.lookup import static_attribute
@@ -61,7 +62,7 @@ from whence.dependence.snapshots import (
     is_iterator,
     save,
 )
-from whence.errors import Place, SideEffect
+from whence.errors import Place, SideEffect, UnsupportedOperator
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
 from whence.tracing.reads.code_words import CodeWords
@@ -101,7 +102,12 @@ _NEAR = 3
 
 
 class Reachable:
-    """Keeps the state of everything that code can reach; `is_inside` says what is looked at elsewhere."""
+    """Keeps the state of everything that code can reach; `is_inside` says what is looked at elsewhere.
+
+    Where a run `has_symbols`, they stand for numbers.
+    """
+
+    has_symbols = False
 
     def __init__(
         self, is_user: Callable[[CodeType], bool], is_inside: Callable[[object], bool], sources: ImpureCalls
@@ -177,6 +183,7 @@ class Reachable:
         if IDENTITY not in self.names and any(map(compares_identity, inner)):
             self.names.add(IDENTITY)
         _refuse_compared(function, inner)
+        _refuse_matched(code, inner if self.has_symbols else ())
         self.sources.spelled(names)
         self._save(path, function, (code, path))
         for name in sorted(globals_within(code)):
@@ -431,6 +438,17 @@ def _refuse_compared(function: FunctionType, inner: Iterable[CodeType]) -> None:
                 why="a capture runs on fake tensors, and none of them is that one; no run would look again",
                 remedy="pass in what it decides, as a flag; or compare with an object that is no tensor",
             )
+
+
+def _refuse_matched(code: CodeType, inner: Iterable[CodeType]) -> None:
+    """Raise where a pattern asks for a class that is another one of what stands for a number."""
+    for name, line in (row for each in inner for row in numbers_matched(each)):
+        raise UnsupportedOperator(
+            f"the pattern `case {name}()` asks a number for its class",
+            where=Place(line=str(Source(code.co_filename, line, code.co_qualname))),
+            why="Python looks at classes itself there, and a size that may vary has one of PyTorch's",
+            remedy=f"write `if isinstance(number, {name}):` in its place, or capture with fixed sizes",
+        )
 
 
 def _iterated(path: str, value: object, line: str | None) -> SideEffect:

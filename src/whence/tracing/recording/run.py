@@ -202,6 +202,7 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
         values_deciding(session, example, prepared),
     ):
         given = containers_in(prepared.arguments)
+        run.reads.reachable.has_symbols = session.recorder.environment is not None
         run.reads.reachable.code_of(subject.call)
         if callable(backward):
             run.reads.reachable.loss(backward)
