@@ -250,7 +250,12 @@ def test_what_python_asks_of_an_argument(what: str, turned: bool) -> None:
     found = _found(deciding, (first,), (second,))
     assert found == [what if what != "hasattr(args[0], 'flag')" or not turned else "args[0].flag"]
     program = whence.capture(deciding, (first,))
-    assert program.verify(deciding, (first,)).ok or what not in ("type(args[0])", "args[0].flag")
+    result = program.verify(deciding, (first,))
+    assert result.ok or what not in ("type(args[0])", "args[0].flag")
+    assert result.ok is not bool(
+        result.unlike
+    )  # a copy that answers otherwise proves nothing, and blames none
+    assert result.ok or ("NOT known" in str(result) and result.unlike[0] in str(result))
     assert torch.equal(program.bind(deciding)(first), deciding(first))
     for module in (program.module(), program.unflatten()):
         assert torch.equal(module(first), deciding(first))

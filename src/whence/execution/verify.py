@@ -41,8 +41,9 @@ class Verification(AsJSON):
     asked whether it is being compiled; `explained` is true when the program equals eager bit for bit once
     eager is told that it is: the difference is then the model's own choice. It never makes `ok` true.
     `uninitialised` says where memory of `torch.empty` is read before anybody wrote it, and what that reaches:
-    eager itself gives other numbers there in every run. `close` says whether all is within `atol`, where one
-    was given; it never makes `ok` true, either.
+    eager itself gives other numbers there in every run. `unlike` is what the model asks of an argument and
+    the copy that eager runs on answers otherwise (`x._version`): then nothing is known. `close` says whether
+    all is within `atol`, where one was given; it never makes `ok` true, either.
     """
 
     rows: tuple[Comparison, ...]
@@ -50,6 +51,7 @@ class Verification(AsJSON):
     asked: tuple[str, ...] = ()
     explained: bool = False
     uninitialised: tuple[str, ...] = ()
+    unlike: tuple[str, ...] = ()
     atol: float | None = None
 
     @property
@@ -62,12 +64,12 @@ class Verification(AsJSON):
 
     @property
     def ok(self) -> bool:
-        """Whether every comparison was bitwise equal."""
-        return all(row.equal for row in self.rows)
+        """Whether every comparison was bitwise equal, with eager on what is like the arguments."""
+        return not self.unlike and all(row.equal for row in self.rows)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
-        told = plain_fields(self, "ok", "rows", "divergence", "asked", "explained", "uninitialised")
+        told = plain_fields(self, "ok", "rows", "divergence", "asked", "explained", "uninitialised", "unlike")
         return told if self.atol is None else {**told, "atol": self.atol, "close": self.close}
 
     def _repr_html_(self) -> str:
@@ -113,6 +115,7 @@ def verify(
 
     begins = seed_of_its_way(program, partial(run_program, bound))
     eager = run(lambda given: run_eager(program, subject, *given))
+    unlike = run(partial(_answered_otherwise, program)) if program.convention.questions else ()
 
     around = program.circumstances
     may_ask = around.asked or around.is_foreign or around.strict
@@ -124,8 +127,16 @@ def verify(
         return found
 
     calls = partial(by_call, bound, subject, run)
-    found = compared(bound, eager, run_program, run_told if may_ask else None, lambda: first_unequal(calls()))
+    told = run_told if may_ask else None
+    if unlike:
+        return replace(compared(bound, eager, run_program, told), unlike=unlike)
+    found = compared(bound, eager, run_program, told, lambda: first_unequal(calls()))
     return with_calls(found, calls()) if by else found
+
+
+def _answered_otherwise(program: FlatProgram, given: tuple[Any, Any]) -> tuple[str, ...]:
+    """What copies of the arguments answer otherwise than these, as the program takes them."""
+    return tuple(row.words for row in program.convention.faults(*given))
 
 
 def refuse_unknown(by: str | None) -> None:
@@ -180,12 +191,17 @@ def _lines(result: Verification) -> Sequence[str]:
     if result.uninitialised:
         lines.append("memory of torch.empty is read before it is written, and is other numbers in every run:")
         lines += [f"  {line}" for line in result.uninitialised[:5]]
+    if result.unlike:
+        lines.append("the model asks of an argument what its copy answers otherwise:")
+        lines += [f"  {line}" for line in result.unlike[:5]]
     if result.close is not None and not result.ok:
         lines.append(f"{'all' if result.close else 'not all'} within {result.atol:g}")
     return [*lines, _verdict(result)]
 
 
 def _verdict(result: Verification) -> str:
+    if result.unlike:
+        return "NOT known: eager ran on copies that are not as the arguments are"
     if not result.ok:
         return "NOT bitwise equal to eager"
     if any(row.kind == "gradient" for row in result.rows):

@@ -290,6 +290,17 @@ def test_attention_of_open_sizes_goes_out() -> None:
         assert torch.equal(found, program.module()(other, is_causal=False))
 
 
+def test_a_mode_that_the_model_asks_for_is_said() -> None:
+    """Nothing of an exported program looks at it, as nothing of PyTorch's does."""
+
+    def asking(x: Tensor) -> Tensor:
+        return x * 2 if torch.is_inference_mode_enabled() else x * 3
+
+    with pytest.warns(UserWarning, match=r"the inference mode, for which the model asks \(.*test_export\.py"):
+        exported = whence.capture(asking, (torch.ones(2),)).to_exported_program()
+    assert torch.equal(exported.module()(torch.ones(2)), torch.full((2,), 3.0))
+
+
 class Branching(nn.Module):
     """A branch, and a loop of unknown length."""
 

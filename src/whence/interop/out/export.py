@@ -19,6 +19,7 @@ from torch.export.graph_signature import InputKind as ExportedInput
 from torch.export.graph_signature import OutputKind as ExportedOutput
 
 from whence._torch.export.programs import Verifier, in_a_mode_for_all
+from whence._torch.files import TORCH
 from whence._torch.graphs import name_exactly, nested_graph
 from whence._torch.observe.scripted import object_among, takes_objects
 from whence._torch.operators.schemas import OpOverload, acts, op_name, short_name
@@ -69,6 +70,13 @@ def to_exported_program(program: FlatProgram) -> ExportedProgram:
             "no_grad, in the grad mode of its caller: last bits may differ where that is on",
             stacklevel=3,
         )
+    for mode in program.circumstances.modes:
+        if mode.source is None or not mode.source.file.startswith(TORCH):  # PyTorch's modules do the same
+            warnings.warn(
+                f"an exported program does not look at the {mode.name}, for which the model asks "
+                f"({mode.source}): it does what the model does where that is {mode.value}",
+                stacklevel=3,
+            )
     if program.variants:
         warnings.warn(
             f"an exported program has one graph, without the {len(program.variants)} variant(s); each is a "
