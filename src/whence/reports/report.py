@@ -41,7 +41,8 @@ class Report(OpensInNotebook, AsJSON):
     not in them, workspaces of kernels that are not measured, where there are any. `recomputing saves` are
     the bytes kept less if that call alone were in a checkpoint (without reentrance), below zero where it
     keeps more than it saves: its arguments are kept then, and what only its own derivatives read is not.
-    `recomputing FLOPs` are what it computes again: its forward up to the last value that is saved in it.
+    `recomputing FLOPs` are what it computes again: its forward up to the last value that is saved in it,
+    beside what checkpoints compute again that are there.
     `ok` says that every operator's FLOPs are known.
     """
 

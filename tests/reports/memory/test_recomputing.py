@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
-from itertools import count
+from functools import partial, reduce
+from itertools import combinations, count
 from typing import Any
 
 import pytest
@@ -101,15 +101,51 @@ def test_it_is_what_a_capture_of_the_checkpoint_keeps(path: str) -> None:
 
 
 def test_a_call_in_a_checkpoint_is_run_again_as_it_is() -> None:
-    """A second one around it computes nothing more; there is nothing of it to save, nor of calls in it."""
+    """A second one around it computes nothing more, around calls in it their forward; there is nothing of
+    these to save."""
     found = case("llama_checkpoint")
     model, args, kwargs = found.make()
     program = whence.capture(model, args, kwargs, backward=found.loss)
-    for row in program.report(where="model.layers.*").rows:
+    taken = {}
+    for row in program.report(where="model.layers.0.**").rows:
         other = replace(found, build=partial(checkpointed, found.build, row.path))
-        assert dict(row.figures)["recomputing FLOPs"] == flops_of_eager(other) - flops_of_eager(found) == 0
-    for row in program.report(where="model.layers.**").rows:
-        assert {dict(row.figures)[f"recomputing {name}"] for name in ("saves", "FLOPs")} == {0}
+        taken[row.path] = flops_of_eager(other) - flops_of_eager(found)
+        assert dict(row.figures)["recomputing FLOPs"] == taken[row.path], row.path
+        assert dict(row.figures)["recomputing saves"] == 0 or row.path == "model.layers.0"
+    assert taken["model.layers.0"] == taken["model.layers.0.mlp"] == 0 < taken["model.layers.0.self_attn"]
+
+
+def nested() -> nn.Module:
+    """Calls in calls, with something to save before, in and behind each."""
+    inner = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4), nn.Tanh())
+    middle = nn.Sequential(nn.LayerNorm(4), inner, nn.Dropout(), nn.Linear(4, 4))
+    return nn.Sequential(nn.Linear(4, 4), middle, nn.GELU(), nn.Linear(4, 4))
+
+
+PATHS = [name for name, _ in nested().named_modules() if name not in ("", "0", "1.2")]
+"""The first layer and a dropout compute nothing that is read when they are computed again."""
+CHECKPOINTS = [paths for count in (1, 2, 3) for paths in combinations(PATHS, count)]
+
+
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("paths", CHECKPOINTS, ids="+".join)
+def test_checkpoints_in_checkpoints_save_and_take_what_eager_does(paths: tuple[str, ...]) -> None:
+    """One more around each call of a model that has some, around calls in them and around them; and each
+    keeps states of generators."""
+
+    def build() -> nn.Module:
+        return reduce(lambda model, path: checkpointed(lambda: model, path), paths, nested())
+
+    found = ModelCase("nested", build, lambda: ((torch.randn(3, 4),), {}), lambda y: y.sin().sum(), True)
+    model, args, kwargs = found.make()
+    report = whence.capture(model, args, kwargs, backward=found.loss).report()
+    assert report.memory.gaps == {"checkpoint: the states of generators that it keeps": len(paths)}
+    kept, flops = saved_by_eager(found), flops_of_eager(found)
+    for row in report.rows[1:]:
+        other = replace(found, build=partial(checkpointed, build, row.path))
+        eager = (kept - saved_by_eager(other), flops_of_eager(other) - flops)
+        figures = dict(row.figures)
+        assert (figures["recomputing saves"], figures["recomputing FLOPs"]) == eager, row.path
 
 
 def test_steps_are_asked_too() -> None:

@@ -3,7 +3,9 @@
 That is what `torch.utils.checkpoint.checkpoint(call, ..., use_reentrant=False)` does. What only derivatives
 inside the call read of what it made is not kept then. Its arguments are, and what it reads besides; inputs of
 the program are there anyway. It runs once more up to the last value that a derivative inside it reads, not to
-its end: there a checkpoint stops. Of a call that is in one there is nothing to save.
+its end: there a checkpoint stops. A checkpoint in it keeps its arguments there instead, and runs by itself.
+Of a call that is in one there is nothing to save, and that one runs through it besides, where it goes on
+behind it. A checkpoint that computes nothing again is not seen.
 """
 
 from collections import Counter
@@ -47,7 +49,7 @@ class _Checkpoints:
         return {node.name: node for node in self.storages.nodes}
 
     def saved(self) -> Counter[int]:
-        """The bytes that are kept less, by the number of the call."""
+        """The bytes that are kept less, by the number of the call: none in a checkpoint."""
         found, size = Counter[int](), self.storages.size
         for base, readings in self.storages.readings.items():
             scopes = [self._scope(base), *(self._scope(each.node) for each in readings)]
@@ -55,14 +57,40 @@ class _Checkpoints:
                 found[number] += size[base] if number in self._ends else 0
         for number, bases in self._wanted.items():
             found[number] -= sum(size[base] for base in bases)
-        return found
+        return Counter({number: found[number] for number in found if number not in self._inside})
 
     def flops(self, cost: Cost) -> Counter[int]:
         """The FLOPs that run once more, by the number of the call."""
         found = Counter[int]()
         for (at, node), figures in zip(self._operations(), cost.nodes, strict=True):
-            for number in self._repeating(node, at) if figures.taken else ():
+            numbers = self._inside_again.get(node) or self._repeating(node, at)
+            for number in numbers if figures.taken else ():
                 found[number] += figures.flops
+        return found
+
+    @cached_property
+    def _inside(self) -> frozenset[int]:
+        """The calls that are in a checkpoint with others."""
+        found = set[int]()
+        for run in self.storages.runs:
+            count = Counter(number for node in run for number in self._around(self._scope(node)))
+            found.update(number for number in count if count[number] < len(run))
+        return frozenset(found)
+
+    @cached_property
+    def _inside_again(self) -> dict[fx.Node, list[int]]:
+        """What checkpoints compute again, with the calls in them that would compute it once more.
+
+        The checkpoint around such a call runs through it only where something is saved behind it, too.
+        """
+        found: dict[fx.Node, list[int]] = {}
+        for run in self.storages.runs:
+            known = frozenset(run)
+            rows = [frozenset(self._around(self._scope(node))) & self._inside for node in run]
+            saved = [at for at, node in enumerate(run) if not known.issuperset(node.users)]
+            last = {number: at for at in saved for number in rows[at]}
+            for at, (node, numbers) in enumerate(zip(run, rows, strict=True)):
+                found[node] = [each for each in numbers if at < last.get(each, 0) < saved[-1]]
         return found
 
     def _operations(self) -> Iterator[tuple[int, fx.Node]]:
@@ -80,8 +108,9 @@ class _Checkpoints:
         """The place before which a call is over that is computed again: what is saved last is there."""
         found: dict[int, int] = {}
         for node in self.storages.nodes:
-            if saved := _saved_for(node):
-                forward = self._named.get(origin_of(node).forward or "")
+            if saved := self._saved_for(node):
+                again = origin_of(node).recomputed
+                forward = None if again else self._named.get(origin_of(node).forward or "")
                 for number in self._around(self._scope(forward or node)):
                     found[number] = max(found.get(number, 0), self._end(forward, saved))
         return found
@@ -89,7 +118,7 @@ class _Checkpoints:
     def _end(self, forward: fx.Node | None, saved: Sequence[fx.Node]) -> int:
         """Where all is there that an operation saves, which is not run for the sake of its arguments."""
         place, bases = self.storages.place, self.storages.bases
-        if forward is None:  # which nobody noted
+        if forward is None:  # which nobody noted, or a checkpoint, which saves what it is given
             return 1 + max(place[source] for source in saved)
         return place[forward] + any(row_of(base) is forward for source in saved for base in bases[source])
 
@@ -118,7 +147,7 @@ class _Checkpoints:
         """The calls that run an operation of the forward once more when they are computed again."""
         is_forward = node.op == "call_function" and origin_of(node).phase is Phase.FORWARD
         for number in self._around(self._scope(node)) if is_forward else ():
-            if at < self._ends.get(number, 0):
+            if at < self._ends.get(number, 0) and number not in self._inside:
                 yield number
 
     def _scope(self, node: fx.Node) -> int:
@@ -127,14 +156,13 @@ class _Checkpoints:
     def _around(self, scope: int) -> Sequence[int]:
         return ancestors(self._calls.parents, scope)
 
-
-def _saved_for(node: fx.Node) -> list[fx.Node]:
-    """What a derivative reads that it has from the forward, or of the program's inputs."""
-    origin = origin_of(node)
-    if node.op != "call_function" or origin.phase is not Phase.BACKWARD or origin.recomputed:
-        return []
-    return [
-        source
-        for source in node.all_input_nodes
-        if source.op != "call_function" or origin_of(source).phase is Phase.FORWARD
-    ]
+    def _saved_for(self, node: fx.Node) -> list[fx.Node]:
+        """What a derivative, or a checkpoint, reads that it has from the forward, or of the inputs."""
+        if node.op != "call_function" or origin_of(node).phase is not Phase.BACKWARD:
+            return []
+        return [
+            source
+            for source in node.all_input_nodes
+            if source.op != "call_function" or origin_of(source).phase is Phase.FORWARD
+            if self.storages.redrawn.keys().isdisjoint(self.storages.bases[source])
+        ]

@@ -148,6 +148,13 @@ class Storages:
         }
 
     @cached_property
+    def runs(self) -> list[list[fx.Node]]:
+        """What each checkpoint computes again, for the derivative that asks for it."""
+        rows = ((node, origin_of(node)) for node in self.nodes if node.op == "call_function")
+        groups = groupby(rows, key=lambda row: (row[1].recomputed, row[1].forward))
+        return [[node for node, _ in group] for (again, _), group in groups if again]
+
+    @cached_property
     def _read_by_backward(self) -> dict[fx.Node, list[BackwardRead]]:
         found = dict[fx.Node, list[BackwardRead]]()
         if not self.has_backward:

@@ -12,7 +12,7 @@ from typing import Any
 
 from whence._torch.operators.schemas import op_name
 from whence.program import FlatProgram
-from whence.program.node_records import origin_of, place_of
+from whence.program.node_records import place_of
 from whence.program.plain import AsJSON
 from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.cost import checked_sizes, data_named
@@ -157,8 +157,8 @@ def _gaps(storages: Storages) -> dict[str, int]:
             found[f"{op_name(node.target)}: what its kernel needs meanwhile"] += 1
         if storages.is_unknown(node):
             found[f"{op_name(row_of(node).target)}: the workspace that it keeps for the backward"] += 1
-    if any(origin_of(node).recomputed for node in storages.nodes):
-        found["checkpoint: the states of generators that it keeps"] = 1
+    if storages.runs:
+        found["checkpoint: the states of generators that it keeps"] = len(storages.runs)
     return dict(found)
 
 
