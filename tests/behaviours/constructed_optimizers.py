@@ -134,6 +134,22 @@ def state_of_the_whole() -> Training:
 
 
 @step()
+def weights_of_which_there_are_none_yet() -> Training:
+    """A division that Python refuses, as it does in the first steps of schedule-free ones that warm up."""
+
+    def update(_: Any, held: Tensor, state: dict[str, Any]) -> Tensor:
+        weight = state.get("weights", 0.0) * 0.5
+        total = state["weights"] = state.get("weights", 0.0) + weight
+        try:
+            share = weight / total
+        except ZeroDivisionError:
+            share = 0.25
+        return gradient_of(held) * share
+
+    return training(lambda model: Keeping(model, update))
+
+
+@step()
 def state_in_attributes() -> Training:
     """By the identity of parameters, as those do that stand around any optimizer."""
 

@@ -351,6 +351,12 @@ def buffer_data_replaced(m: Parts, x: Tensor) -> Tensor:
 
 
 @row()
+def data_cast_to_the_dtype_that_it_has(m: Parts, x: Tensor) -> Tensor:
+    m.linear.weight.data = m.linear.weight.data.to(x.dtype)
+    return m.linear(x)
+
+
+@row()
 def copies(m: Parts, x: Tensor) -> Tensor:
     hidden = m.linear(x)
     return m.other(copy.copy(hidden)) + copy.copy(hidden.detach()) + copy.copy(x).mul(2) + hidden

@@ -25,6 +25,8 @@ def replace_data(recorder: "Recorder", tensor: Tensor, value: Tensor) -> None:
     if value is tensor:
         return  # `module.to` with what a module has already
     recorder.recognised([tensor, value])
+    if _lies_there_already(recorder, tensor, value):
+        return
     if (why := _misfit(recorder, tensor, value)) is not None:
         raise data_replaced(why, recorder.listener.model.here())
     recorder.listener.model.distrusted("the model puts other data under a tensor")
@@ -60,6 +62,20 @@ def lies_under_another(recorder: "Recorder", value: Tensor) -> bool:
     held = recorder.stand_in(value)
     others = (tensor for tensor, _ in recorder.adopted.replaced.values() if tensor is not value)
     return any(share_memory(recorder.stand_in(tensor), held) for tensor in others)
+
+
+def _lies_there_already(recorder: "Recorder", tensor: Tensor, value: Tensor) -> bool:
+    """Whether data of a tensor's own is put under it, as where it has the dtype and device already."""
+    held = recorder.adopted.stand_in(tensor)
+    if held is None:
+        return False
+    given = recorder.stand_in(value)
+    is_alike = all(getattr(held, fact) == getattr(given, fact) for fact in _FACTS)
+    return is_alike and share_memory(held, given) and _place_of(held) == _place_of(given)
+
+
+def _place_of(held: Tensor) -> tuple[object, ...]:
+    return held.storage_offset(), held.stride()
 
 
 def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:

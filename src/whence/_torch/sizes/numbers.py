@@ -72,8 +72,17 @@ class Arithmetic:
         return RecordedNumber(_NumberNode(self, node))
 
     def computed(self, target: Any, *operands: Any) -> "RecordedNumber":
-        """The number that a function gives for these."""
+        """The number that a function gives for these; raises `ZeroDivisionError` where Python would."""
+        if target in _DIVISIONS and self._is_zero(operands[-1]):
+            raise ZeroDivisionError("division by zero")
         return self.number(self.append(target, tuple(map(as_node, operands))))
+
+    def _is_zero(self, number: Any) -> bool:
+        """Whether a number is zero, of which nobody asks where it is another now."""
+        if not is_recorded(number):
+            return bool(number == 0)
+        now = None if self.known is None else self.known(as_node(number))
+        return now == 0 and self.decided(operator.eq, number, 0)
 
     def is_whole(self, number: Any) -> bool:
         """Whether a number is one of Python's integers, and makes tensors of integers."""
@@ -86,6 +95,7 @@ class Arithmetic:
         return self.decide(target, operands)
 
 
+_DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
 _KEEP_WHOLE = (
     *(operator.add, operator.sub, operator.mul, operator.mod, operator.floordiv, operator.neg),
     *(operator.pos, operator.abs, builtins.max, builtins.min),
