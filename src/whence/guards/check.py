@@ -15,13 +15,14 @@ from whence._torch.observe.hooks import gradient_hooks, has_gradient_hooks
 from whence._torch.observe.wrappers import seen_through, wrapper_chain
 from whence.dependence.asking import Failed, ask
 from whence.dependence.describe import code_of, function_of, shown
-from whence.dependence.lookup import NOTHING, class_attribute, same_class
+from whence.dependence.lookup import class_attribute, same_class
 from whence.dependence.matching import Walk, difference, found_in_place
 from whence.guards.memory import Remembered, found_in_module
 from whence.guards.switches import mode_violations
 from whence.program.guards.expectations import Expectation, ExpectedFunction, ExpectedTensor, Hooks, Snapshot
 from whence.program.guards.guards import GuardPlan, HolderPlan
 from whence.program.guards.rows import Guard, Violation
+from whence.program.names import Unfound
 from whence.schema import GuardKind
 
 
@@ -220,7 +221,7 @@ def _variable_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
         is_same = now is row.value and not is_mutable and _runs_the_same(guard.expected, now)
         found = None if is_same else found_in_place(guard.expected, now, walk)
         if found is not None:
-            yield Violation(guard, _LOST if row.root is NOTHING else found)
+            yield Violation(guard, _LOST if isinstance(row.root, Unfound) else found)
 
 
 _LOST = "where the file cannot say"

@@ -58,6 +58,24 @@ class OfClass:
         return f"a {self.kind.__name__}"
 
 
+class Said(dict[int, tuple[Any, Any]]):
+    """What a file said of things, by their identities: each thing, which stays alive, and the words."""
+
+    def __deepcopy__(self, _known: object) -> "Said":
+        """A copy of a program speaks of the same things."""
+        return self
+
+    def note(self, thing: Any, words: Any) -> Any:
+        """The thing, of which this was said."""
+        self[id(thing)] = thing, words
+        return thing
+
+
+@dataclass(frozen=True, slots=True)
+class Unfound:
+    """Stands for what is not loaded, or that a file could not say."""
+
+
 @dataclass(frozen=True, slots=True)
 class InWords:
     """Stands for a value that a file does not hold; it is equal to no value of a model."""

@@ -71,12 +71,12 @@ def test_what_an_example_decided_survives(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_file_of_a_loaded_program_is_the_same_file(kind: str) -> None:
     """Nothing is lost on the way, however often it is gone."""
-    again = loaded(content(kind), "a file")
+    again = copy.deepcopy(loaded(content(kind), "a file"))
     first, second = (json.loads(members(each)["program.json"]) for each in (content(kind), _bytes(again)))
     for data in (first, second):
-        del data["guards"]  # of what is compared by name the name alone is left
-        data["tables"].pop("classes", None)
-    assert first["graphs"] == second["graphs"] and first["signature"] == second["signature"]
+        for symbol in data["tables"]["symbols"]:
+            symbol.pop()  # the greatest that a size of data may be is not read again
+    assert first == second
 
 
 def _bytes(given: whence.Program) -> bytes:
@@ -254,7 +254,8 @@ def test_what_a_step_reads_around_itself_is_compared_after_loading(
     monkeypatch.setattr(sys.modules[__name__], "OPTIONS", Options(1.0))
     monkeypatch.setattr(sys.modules[__name__], "TABLE", dict(TABLE, more=[1.0]))
     model, optimizer = small()
-    program = whence.load(tmp_path / "p.whence", model=model)
+    whence.load(tmp_path / "p.whence").save(tmp_path / "again.whence", weights=False)
+    program = whence.load(tmp_path / "again.whence", model=model)
     assert program.check(model, (batch(),)) == []
     run = program.bind(model, optimizer)
     assert [bool(torch.equal(run(batch()), reads_around(batch()))) for _ in range(3)] == [True] * 3

@@ -34,6 +34,7 @@ from whence.interop.archive.records.names import Described, LoadedNames
 from whence.interop.archive.records.reading import Reader
 from whence.interop.archive.records.writing import Writer
 from whence.program import FlatProgram
+from whence.program.names import Said
 from whence.program.replay import Replays
 from whence.program.signature import Part
 from whence.program.state import bound_state
@@ -130,9 +131,8 @@ def _described_by_name(program: FlatProgram) -> Described:
         () if program.step is None else (*wrappers_of(program.step.call), *functions_of(program.step.call))
     )
     model = None if program.guards.of is None else program.guards.of.target()
-    return Described(
-        {id(held): name for name, held in program.state.items()}, tuple(classes), functions, model
-    )
+    tensors = {id(held): name for name, held in program.state.items()}
+    return Described(tensors, tuple(classes), functions, model, program.guards.said or Said())
 
 
 # --- and back ----------------------------------------------------------------------------------------
@@ -223,6 +223,7 @@ def _one(
         raise _misses(missing, name, text(data["torch"]))
     there = [each for each in _FIELDS if each != "signature" and (each in data or each not in _LATER)]
     parts = {each: _FORMS[each].read(reader, data[each]) for each in there}
+    parts["guards"] = replace(parts["guards"], said=found.said)
     program = FlatProgram(graph_module=module, signature=signature, state=stored, **parts)
     former = {each: form.read(reader, data[each]) for each, form in _FORMER.items() if each in data}
     program = program.under(**former) if former else program

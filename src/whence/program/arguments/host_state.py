@@ -10,6 +10,7 @@ from typing import Any
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.pytrees import TreeSpec, tree_flatten
 from whence.program.calls import Structure
+from whence.program.names import Unfound
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +56,7 @@ class HostPlace:
     @property
     def is_lost(self) -> bool:
         """Whether nobody knows where it is: the program comes from a file."""
-        return self.holder is NOTHING
+        return isinstance(self.holder, Unfound)
 
     @property
     def is_of_module(self) -> bool:
@@ -170,7 +171,7 @@ class HostCall:
     @property
     def optimizer(self) -> Any:
         """Whose numbers it moves; `NOTHING` where the program comes from a file."""
-        return NOTHING if self.schedule is NOTHING else self.schedule.optimizer
+        return NOTHING if isinstance(self.schedule, Unfound) else self.schedule.optimizer
 
     def done(self, values: dict[str, Any]) -> None:
         """Call it, with the values of a run by the names of nodes."""

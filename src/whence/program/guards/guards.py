@@ -9,6 +9,7 @@ from whence._torch.autograd.switches import READ
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, ExpectedTensor, Reference
 from whence.program.guards.rows import Guard, Holder, Unguarded
+from whence.program.names import Said
 from whence.program.plain import AsJSON, plain_fields
 from whence.program.queries.notebook import OpensInNotebook
 from whence.schema import GuardKind
@@ -38,7 +39,8 @@ class Guards(Sequence[Guard], OpensInNotebook, AsJSON):
     guards once the model has run: for a model whose run changes what it read, and that does the same
     afterwards. The capture holds where all of either hold. `changes` are
     attributes that the model reads and then writes when it runs, which a program does not write. `variables`
-    are where the guards of that kind look, in their order.
+    are where the guards of that kind look, in their order. `said` is what the file said of them that they
+    were read from.
     """
 
     rows: tuple[Guard, ...] = ()
@@ -48,6 +50,7 @@ class Guards(Sequence[Guard], OpensInNotebook, AsJSON):
     settled: "Guards | None" = None
     changes: tuple[str, ...] = ()
     variables: tuple[Outside, ...] = ()
+    said: Said | None = None
 
     @cached_property
     def plan(self) -> "GuardPlan":

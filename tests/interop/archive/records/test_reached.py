@@ -1,6 +1,7 @@
 """What no name leads to is found again on the way from the model: what was made inside functions."""
 
 import functools
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
 import whence
+from whence.interop.archive.container import unpacked
 from whence.interop.archive.records.reached import at_the_end, reached_from
 
 X = torch.randn(2, 4)
@@ -138,6 +140,27 @@ def test_functions_of_closures_are_compared(made: Callable[[], nn.Module], tmp_p
                 assert any("cannot say" not in str(each) for each in after.check(live, (X,)))
                 cell.cell_contents = held
         assert after.check(live, (X,)) == []
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside a model", "alone"])
+@pytest.mark.parametrize("made", MODELS.values(), ids=MODELS)
+def test_a_loaded_program_is_saved_in_the_same_words(
+    made: Callable[[], nn.Module], beside: bool, tmp_path: Path
+) -> None:
+    """It says the same of where things are, and its guards find the same."""
+    whence.capture(made(), (X,)).save(tmp_path / "first")
+    model = made()
+    whence.load(tmp_path / "first", model=model if beside else None).save(tmp_path / "second")
+    first, second = (unpacked((tmp_path / name).read_bytes(), name) for name in ("first", "second"))
+    assert json.loads(first["program.json"]) == json.loads(second["program.json"])
+    again = whence.load(tmp_path / "second", model=model)
+    assert again.check(model, (X,)) == []
+    for cell in [thing for thing, _ in reached_from(model) if isinstance(thing, CellType)]:
+        held = cell.cell_contents
+        if (other := OTHERS.get(type(held))) is not None:
+            cell.cell_contents = other
+            assert again.check(model, (X,)) != []
+            cell.cell_contents = held
 
 
 @pytest.mark.parametrize("made", MODELS.values(), ids=MODELS)

@@ -170,6 +170,8 @@ class Field:
     def is_default(self, value: Any) -> bool:
         """Whether it may be left out."""
         default = self.default
+        if self.form is kinds.NOWHERE and default is None:
+            return True
         if default is MISSING or type(value) is not type(default):
             return False
         if isinstance(default, tuple | frozenset | Mapping):
@@ -306,7 +308,7 @@ SPECIAL: dict[tuple[type, str], Form] = {
 }
 """Fields whose annotation does not say how they are stored."""
 
-_FOLLOW = frozenset(((Signature, "graph_module"),))
+_FOLLOW = frozenset(((Signature, "graph_module"), (Guards, "said")))
 """Fields that the program fills of itself."""
 
 _BY_TYPE: dict[Any, Form] = {

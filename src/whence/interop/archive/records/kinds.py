@@ -170,7 +170,7 @@ WAY = Special(
 )
 REFERENCE = Special(
     "reference",
-    lambda writer, value: writer.described.object(value()),
+    lambda writer, value: writer.described.object(value),
     lambda _, data: optional(_texts_or_none, data),
 )
 TARGET = Special(
@@ -306,7 +306,11 @@ def _class_row(writer: "Writer", value: type) -> list[Any]:
 
 def _class(reader: "Reader", row: Any) -> type:
     name, nth, *ways = listed(row)
-    return reader.found.class_(text(name), number(nth), tuple(map(text, *ways)) if ways else ())
+    way = tuple(map(text, *ways)) if ways else ()
+    found = reader.found.class_(text(name), number(nth), way)
+    if ways:
+        reader.found.said.note(found, [MODEL, *way])
+    return found
 
 
 def _class_said(reader: "Reader", kind: Any) -> str:

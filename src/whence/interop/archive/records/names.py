@@ -25,7 +25,7 @@ from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import content_of_cell
 from whence.interop.archive.records.reached import Way, at_the_end, reached_from
 from whence.program.guards.expectations import ExpectedFunction, Reference
-from whence.program.names import InWords, NamedOnly
+from whence.program.names import InWords, NamedOnly, Said, Unfound
 from whence.tracing.reads.named_values import default_of, part_behind, value_at
 
 _CONTENT = "cell_contents"
@@ -87,20 +87,28 @@ def _print_of(thing: Any) -> str | None:
 @dataclass
 class Described:
     """Describes things outside a program for a file; `tensors` are names of state by identity, `classes`
-    those that guards speak of, `functions` those of a step, and `model` what was captured, while it lives."""
+    those that guards speak of, `functions` those of a step, and `model` what was captured, while it lives.
+
+    What was read from a file is said in its words, which are `said`."""
 
     tensors: Mapping[int, str]
     classes: Iterable[type] = ()
     functions: Iterable[FunctionType] = ()
     model: Any = None
+    said: Said = field(default_factory=Said)
 
-    def object(self, value: Any) -> list[str | None] | None:
+    def object(self, reference: Callable[[], Any]) -> Any:
         """A thing that is compared by identity: where it is, and what its code is."""
+        if id(reference) in self.said:
+            return self.said[id(reference)][1]
+        value = reference()
         name = None if value is None else name_of(value)
         return None if name is None else [name, _print_of(value)]
 
-    def function(self, value: Any) -> list[str | None]:
+    def function(self, value: Any) -> Any:
         """A function: how it is spelled, and where one is that has no code to compare."""
+        if id(value) in self.said:
+            return self.said[id(value)][1]
         spelled = str(ExpectedFunction(value))
         return [spelled, None if isinstance(value, FunctionType | InWords) else name_of(value)]
 
@@ -119,8 +127,10 @@ class Described:
         """The name of the state that a tensor is."""
         return self.tensors.get(id(value))
 
-    def root(self, value: Any) -> list[Any] | None:
+    def root(self, value: Any) -> Any:
         """Where a variable is looked for; None where that cannot be said."""
+        if id(value) in self.said:
+            return self.said[id(value)][1]
         if value is os.environ:
             return ["environment"]
         if value is sys.modules:
@@ -213,6 +223,8 @@ def _step_record(step: Any) -> list[str] | None:
             return None if name is None else ["named", name]
         case partial(func=function, args=(), keywords=given) if function in _BY_ONE_WORD:
             return [_BY_ONE_WORD[function], *map(str, given.values())]
+        case partial(func=function, keywords=given) if function is _unreachable:
+            return ["named", given["name"]]
     return None
 
 
@@ -224,11 +236,12 @@ def _is_told_by_identity(key: Any) -> bool:
 
 def _access_by_name(name: str) -> Callable[[Any], Any]:
     key = looked_up(name)
-    return itemgetter(key) if _is_told_by_identity(key) else _unreachable
+    is_there = key is not NOTHING and _is_told_by_identity(key)
+    return itemgetter(key) if is_there else partial(_unreachable, name=name)
 
 
-def _unreachable(_held: Any) -> Any:
-    raise LookupError
+def _unreachable(_held: Any, name: str = "") -> Any:
+    raise LookupError(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,12 +264,14 @@ class LoadedNames:
     """Finds things by what a file says of them.
 
     `classes` are those of a live model, by name, None where there is none: then everything stays in words.
-    `lost` lists what no check can compare, because the file could not say where it is.
+    `lost` lists what no check can compare, because the file could not say where it is. `said` are its words
+    about what was found, and about what stands for the rest.
     """
 
     classes: Mapping[str, type] | None = None
     model: Any = None
     lost: list[str] = field(default_factory=list)
+    said: Said = field(default_factory=Said)
     _made: dict[tuple[str, int], type] = field(default_factory=dict)
 
     @classmethod
@@ -294,7 +309,7 @@ class LoadedNames:
         if held is NOTHING or _print_of(held) != digest:
             self.lost.append(text)
             held = None
-        return partial(itself, held)
+        return self.said.note(partial(itself, held), said)  # type: ignore[no-any-return]
 
     def resolved(self, kind: type, values: dict[str, Any]) -> dict[str, Any]:
         """The fields of a record with what it speaks of in the place of its name."""
@@ -307,12 +322,14 @@ class LoadedNames:
         held = looked_up(name) if name and self.classes is not None else NOTHING
         if held is NOTHING and values["code"] is None:
             self.lost.append(spelled)
-        return {**values, "target": InWords(spelled) if held is NOTHING else held}
+        return {**values, "target": self.said.note(InWords(spelled), said) if held is NOTHING else held}
 
     def root(self, said: list[str] | None) -> Any:
-        """Where a variable is looked for; `NOTHING` where that is not known."""
-        if said is None or self.classes is None:
-            return NOTHING
+        """Where a variable is looked for; what is `Unfound` where that is not known."""
+        found = NOTHING if said is None or self.classes is None else self._root(said)
+        return self.said.note(Unfound() if found is NOTHING else found, said)
+
+    def _root(self, said: list[str]) -> Any:
         kind, *names = said
         match kind:
             case "environment":

@@ -142,12 +142,25 @@ def _node(reader: "Reader", data: Any, _inside: object) -> Any:
     return reader.nodes(data)
 
 
+@dataclass(frozen=True, slots=True)
+class NamedMember(InWords):
+    """Stands for a member of an enumeration whose class stays a name."""
+
+    kind: type
+    name: str
+
+
+def _written_member(writer: "Writer", value: Any) -> list[Any]:
+    kind = value.kind if isinstance(value, NamedMember) else type(value)
+    return [writer.pooled("classes", kind), value.name]
+
+
 def _member(reader: "Reader", data: Any, _inside: object) -> Any:
     """A member of an enumeration; in words where its class stays a name."""
     kind, name = listed(data)
     found = reader.pooled("classes", kind)
     members = found.__members__ if issubclass(found, Enum) else {}
-    return members.get(text(name), InWords(f"{found.__name__}.{name}"))
+    return members.get(text(name), NamedMember(f"{found.__name__}.{name}", found, name))
 
 
 def _words(_writer: "Writer", value: Any) -> str:
@@ -215,9 +228,7 @@ VALUES: Mapping[str, ValueKind] = {
         base=bytes,
     ),
     "ellipsis": ValueKind(lambda *_: None, lambda *_: ..., (type(...),)),
-    "enum": ValueKind(
-        lambda writer, value: [writer.pooled("classes", type(value)), value.name], _member, base=Enum
-    ),
+    "enum": ValueKind(_written_member, _member, base=(Enum, NamedMember)),
     "class": ValueKind(
         lambda writer, value: writer.pooled("classes", value),
         lambda reader, data, _: reader.pooled("classes", data),
