@@ -57,8 +57,21 @@ def test_demo_as_json_says_that_everything_is_equal(
     data = json.loads(capsys.readouterr().out)
     assert data["verification"]["ok"] is True
     assert data["rows"][1]["type"] == "GPT"
-    assert data["page"] == "whence-demo.html"
+    assert data["page"] == str(tmp_path / "whence-demo.html")
     assert (tmp_path / "whence-demo.html").exists()
+
+
+def test_demo_says_where_its_page_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Wherever it was started, in one line that a terminal takes for a link."""
+    monkeypatch.setattr("whence.cli.trusting.gpt", small_gpt)
+    folder = tmp_path / f"a folder with a {'long ' * 20}name"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    assert main(["demo"]) == OK
+    line = capsys.readouterr().out.rstrip().splitlines()[-1]
+    assert line == f"see it: open {(folder / 'whence-demo.html').as_uri()} in a browser"
 
 
 def test_demo_where_nothing_can_be_written(

@@ -81,7 +81,7 @@ def demo(options: argparse.Namespace, console: Console) -> int:
         program = capture(model, args, backward=next_token_loss)
         verification = program.verify(model, args)
     signature, report = module_report(program, depth=0), program.report()
-    path = _demo_page(program)
+    path = _demo_page(program).resolve()
     if options.json:
         data = {**signature.to_dict(), **report.to_dict(), "verification": verification.to_dict()}
         return print_json(console, {**data, "page": str(path)}, ok=verification.ok)
@@ -91,7 +91,7 @@ def demo(options: argparse.Namespace, console: Console) -> int:
     kept, peak = scaled(memory.kept_bytes), scaled(memory.peak)
     console.print(f"kept for the backward: {kept}B; peak: {peak}B, while {memory.at} runs")
     console.print(str(verification), markup=False)
-    console.print(f"see it: open {path} in a browser", markup=False)
+    console.print(f"see it: open {path.as_uri()} in a browser", markup=False, soft_wrap=True)
     return OK if verification.ok else FAILED
 
 
