@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._higher_order_ops import while_loop
 from torch._higher_order_ops.scan import scan
 from torch.utils.flop_counter import FlopCounterMode
@@ -309,3 +309,25 @@ def test_layers_of_an_lstm(both_ways: bool) -> None:
     cost = whence.capture(model, (x,), backward=lambda out: out[0].sum()).cost()
     assert cost.rows[0].flops == {Phase.FORWARD: products, Phase.BACKWARD: 2 * products}
     assert cost.gaps == {} and sum(cost.beyond.values()) == 3 * products
+
+
+class MakesLeaf(nn.Module):
+    """A value requires a gradient that nobody asks for, as in the feature encoders of speech models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x * 2
+        hidden.requires_grad = True
+        return self.layer(hidden)
+
+
+def test_gradients_that_nobody_reads_are_eagers_alone() -> None:
+    """The tour says so: a program differentiates for what it returns the gradients of."""
+    model, x = MakesLeaf(), torch.randn(2, 16)
+    with FlopCounterMode(display=False) as counter:
+        model(x).sum().backward()
+    total = whence.capture(model, (x,), backward=torch.sum).cost().total.total_flops
+    assert counter.get_total_flops() - total == 2 * 2 * 8 * 16

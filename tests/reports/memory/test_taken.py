@@ -236,6 +236,26 @@ def test_all_of_a_row_is_there_at_once() -> None:
     assert sum(memory.parts.values()) == memory.peak == 2 * values + places
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_products_of_half_precision_need_memory_of_their_own(dtype: torch.dtype) -> None:
+    """A CPU lays out the matrices once more: that is named, and counted where it is measured."""
+    layers = (nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
+    found = ModelCase(
+        "half",
+        lambda: nn.Sequential(*layers).to(dtype),
+        lambda: ((torch.randn(256, 64).to(dtype),), {}),
+        lambda y: y.sum(),
+    )
+    model, args, kwargs = found.make()
+    program, eager = whence.capture(model, args, kwargs, backward=found.loss), peak_of_eager(found)
+    gap = "aten.addmm.default: what its kernel needs meanwhile"
+    assert program.memory().gaps[gap] == 2 and program.memory().peak < 0.95 * eager
+    assert program.memory(measure=True).gaps == {}
+    assert program.memory(measure=True).peak == pytest.approx(eager, rel=0.005)
+    forward = whence.capture(model, args, kwargs).memory()
+    assert list(forward.gaps) == ["aten.linear.default: what its kernel needs meanwhile"]
+
+
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("name", ["vit", "t5", "llama"])
 def test_peak_of_a_step_with_its_optimizer(name: str) -> None:

@@ -33,6 +33,9 @@ from whence.schema import OutputKind, Phase, Quality
 
 _HAVE_WORKSPACES = re.compile(r"convolution|conv\w*\dd|rnn|lstm|gru|batch_norm_backward")
 """Operators whose kernels unfold or lay out their arguments in memory of their own."""
+_PRODUCTS = re.compile(r"^aten\.(mm|addmm|bmm|baddbmm|linear|matmul)\b")
+_HALF = (torch.bfloat16, torch.float16)
+"""In these a CPU lays out matrices once more before it multiplies them."""
 
 
 Measured = dict[Any, KernelMemory | None]
@@ -355,7 +358,11 @@ def alive_in(storages: Storages) -> Iterator[int]:
 
 
 def has_memory_of_its_own(node: fx.Node) -> bool:
-    return node.op == "call_function" and bool(_HAVE_WORKSPACES.search(op_name(node.target)))
+    if node.op != "call_function":
+        return False
+    name, value = op_name(node.target), node.meta.get("val")
+    is_half = isinstance(value, Tensor) and value.device.type == "cpu" and value.dtype in _HALF
+    return bool(_HAVE_WORKSPACES.search(name) or (is_half and _PRODUCTS.search(name)))
 
 
 def _is_workspace(node: fx.Node) -> bool:
