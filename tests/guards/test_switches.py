@@ -71,7 +71,8 @@ class Attends(nn.Module):
         self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
 
     def forward(self, x: Tensor) -> Tensor:
-        heads = self.linear(self.norm(x)).unflatten(-1, (2, 4)).transpose(-2, -3)
+        normed = nn.functional.dropout(self.norm(x), training=False)
+        heads = self.linear(normed).unflatten(-1, (2, 4)).transpose(-2, -3)
         return nn.functional.scaled_dot_product_attention(heads, heads, heads)
 
 

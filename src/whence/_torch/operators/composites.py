@@ -330,9 +330,13 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
 
 
 def _to_be_taken_apart(recorder: "Recorder", composite: Composite) -> None:
-    """Say that what a composite is made of, in this grad mode, will be in the graph."""
+    """Say that what a composite is made of, in this grad mode, will be in the graph.
+
+    Views, and a dropout that gives its input or writes to it, are made of the same in every mode.
+    """
     model = recorder.listener.model
-    if not (composite.may_view or recorder.is_inside_composite or model.stops_gradients()):
+    is_same = composite.may_view or composite.operator is aten.dropout.default
+    if not (is_same or recorder.is_inside_composite or model.stops_gradients()):
         model.taken_apart()
 
 
