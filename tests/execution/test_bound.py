@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 
 import whence
 from tests.checks import differing, gradients, state
+from tests.models import mean_sine
 from tests.tracing.steps.small import batch, clipped, never_zero, plain_sgd, small, zero_first, zero_last
 from whence.errors import CallError, StaleCapture, UnsupportedMutation, UsageError
 from whence.program.arguments.optimizer_arguments import Outside
@@ -557,3 +560,51 @@ def test_a_constant_that_is_only_written(form: str) -> None:
     for scale in (2.0, 3.0):
         run(torch.full((2, 4), scale))
         assert torch.equal(model.last, torch.full((2, 4), scale))
+
+
+TABLE: dict[str, Any] = {}
+LAST = 0
+
+
+class Leaving(nn.Module):
+    """Leaves plain values behind, the same in every run, which nothing reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.around = SimpleNamespace(rows=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        global LAST
+        LAST, TABLE["name"] = 7, "last"
+        self.around.rows, self.width = len(x), x.shape[1]
+        result: Tensor = self.linear(x)
+        return result
+
+
+def left(model: Leaving) -> tuple[Any, ...]:
+    """What there is now, and nothing afterwards."""
+    global LAST
+    found = LAST, dict(TABLE), model.around.rows, vars(model).pop("width", None)
+    LAST, model.around.rows = 0, 0
+    TABLE.clear()
+    return found
+
+
+@pytest.mark.parametrize("backward", [False, mean_sine])
+def test_plain_values_are_left_as_eager_leaves_them(backward: Any, tmp_path: Path) -> None:
+    """In variables, containers, objects and modules; of the model that is bound, and not of another one."""
+    model, other, x = Leaving(), Leaving(), torch.randn(2, 4)
+    program = whence.capture(model, (x,), backward=backward)
+    assert left(model) == (0, {}, 0, None)
+    model(x)
+    expected = left(model)
+    assert expected == (7, {"name": "last"}, 2, 4)
+    for _ in range(2):
+        program.bind(model)(x)
+        assert left(model) == expected
+    program.bind(other)(x)
+    assert left(other)[3] is None and left(model)[3] is None
+    program.save(tmp_path / "program.whence")
+    whence.load(tmp_path / "program.whence", model=model).bind(model)(x)
+    assert left(model)[0] == expected[0]  # a file knows variables by their names

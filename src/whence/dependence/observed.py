@@ -1,14 +1,19 @@
 """What a capture saw its model read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from whence._torch.observe.attribute_reads import own_attributes
+from whence._torch.plain_values import PLAIN
+from whence._torch.pytrees import tree_flatten
 from whence.dependence.snapshots import Saved
 from whence.errors import Place
+from whence.program.arguments.host_state import HostEffect, HostPlace
 from whence.program.arguments.optimizer_arguments import Outside
+from whence.program.calls import Constant, Structure
 from whence.provenance import ModulePath, Source
 
 
@@ -49,7 +54,8 @@ class Left:
     `names` say what they are, the first of them changed at `place`. `tensors` stand for those of the run
     among them; `varies` says that one of these follows from what the call was given, or from random numbers,
     `of_state` that one follows from what the model holds.
-    `kept` are the things outside that got such a tensor, each with the tensors that it got.
+    `kept` are the things outside that got such a tensor, each with the tensors that it got. `put` are
+    attributes of modules with the numbers, texts and flags that the run gave them, read or not.
     """
 
     changes: tuple[Change, ...] = ()
@@ -60,9 +66,24 @@ class Left:
     varies: bool = False
     of_state: bool = False
     kept: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    put: tuple[Change, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.changes or self.outer)
+
+    def constants(self) -> Iterator[HostEffect]:
+        """The numbers, texts and flags that the run puts somewhere, where all is as it was before it."""
+        for path, holder, key, value in self._entries():
+            if type(value) in PLAIN:
+                structure = Structure(tree_flatten(value)[1], (Constant(value),))
+                yield HostEffect(HostPlace(path, holder, key), structure)
+
+    def _entries(self) -> Iterator[tuple[str, Any, Any, Any]]:
+        for row in (*self.changes, *self.put):
+            if row.is_there and not row.entry:
+                yield row.name, own_attributes(row.holder), row.name, row.after
+        for saved in self.outer:
+            yield from saved.entries()
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,19 @@ class Saved:
             other = exchanged(state)
         return replace(self, before=other)
 
+    def entries(self) -> Iterator[tuple[str, Any, Any, Any]]:
+        """The places in it that hold something else now: each in words, the dictionary or variable that it is
+        in, its key, and what this state has there."""
+        if self.kind is VARIABLE:
+            yield self.path, self.thing.namespace, self.thing.name, self.before
+        elif self.kind is CELL:
+            yield self.path, self.thing, None, self.before
+        elif self.kind in (ATTRIBUTES, LOCAL, CONTAINER) and isinstance(self.before, dict):
+            held = self.thing if self.kind is CONTAINER else own_attributes(self.thing)
+            for name, value in self.before.items():
+                if dict.get(held, name, NOTHING) is not value:
+                    yield f"{self.path}.{name}", held, name, value
+
     def changed_names(self, *, but_copies: bool = False) -> list[str]:
         """The names under which it holds something else now, for a thing with names; `but_copies` of what it
         held, which hold the same."""

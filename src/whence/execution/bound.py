@@ -205,10 +205,19 @@ class Bound:
                 set_states(drawn)
             return error
         result = begun.finished(values, [*map(_without_history, results)] if self._is_forward else results)
+        for effect in program.guards.leaves:
+            if self._has(effect.place):
+                effect.done({})
         if not program.convention.returned:
             return result
         has_loss = bool(program.signature.outputs_of(OutputKind.LOSS))
         return program.convention.handed_back(args, kwargs, result, has_loss)
+
+    def _has(self, place: HostPlace) -> bool:
+        """Whether a place is known, and not in a module of another model."""
+        modules = self._subject.named_modules() if place.is_of_module else ()
+        is_own = any(own_attributes(module) is place.holder for _, module in modules)
+        return not place.is_lost and (is_own or not place.is_of_module)
 
     def _computed(self, arguments: Sequence[Any]) -> Any:
         return self._graph(*arguments)

@@ -47,8 +47,9 @@ def guards_for(
     its guards then are as good as those before.
     """
     guards, left = guards_of(program, observed, made), observed.left
+    leaves = () if program.step is not None else tuple(left.constants())
     if not left:
-        return guards
+        return replace(guards, leaves=leaves)
 
     def settled() -> tuple[Guards | None, Left]:
         second, seen = again()
@@ -70,7 +71,8 @@ def guards_for(
             "program does not repeat that: return them",
             stacklevel=4,
         )
-    return guards if then is guards else _settled(guards, then, left_again)
+    guards = guards if then is guards else _settled(guards, then, left_again)
+    return guards if left_again else replace(guards, leaves=leaves)
 
 
 def _is_repeated(program: FlatProgram, path: str) -> bool:

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from whence._torch.autograd.switches import READ
+from whence.program.arguments.host_state import HostEffect
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import ExpectedConstant, ExpectedFunction, ExpectedTensor, Reference
 from whence.program.guards.rows import Guard, Holder, Unguarded
@@ -38,9 +39,9 @@ class Guards(Sequence[Guard], OpensInNotebook, AsJSON):
     captured callable while it lives: only there can an object be expected to be the same. `settled` are the
     guards once the model has run: for a model whose run changes what it read, and that does the same
     afterwards. The capture holds where all of either hold. `changes` are
-    attributes that the model reads and then writes when it runs, which a program does not write. `variables`
-    are where the guards of that kind look, in their order. `said` is what the file said of them that they
-    were read from.
+    attributes that the model reads and then writes when it runs, which a program does not write; plain values
+    that every run puts in such places, `leaves`, a bound one does. `variables` are where the guards of that
+    kind look, in their order. `said` is what the file said of them that they were read from.
     """
 
     rows: tuple[Guard, ...] = ()
@@ -50,6 +51,7 @@ class Guards(Sequence[Guard], OpensInNotebook, AsJSON):
     settled: "Guards | None" = None
     changes: tuple[str, ...] = ()
     variables: tuple[Outside, ...] = ()
+    leaves: tuple[HostEffect, ...] = ()
     said: Said | None = None
 
     @cached_property

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -147,7 +148,8 @@ class Reads:
                 self._follow_hooks()
                 yield
                 self._variables = tuple(self.reachable.variables())
-                self._left = self._left_behind(self._before.changes(self._ran), values)
+                put = self._before.put()
+                self._left = replace(self._left_behind(self._before.changes(self._ran), values), put=put)
             finally:
                 self._known.clear()
                 self._ran.clear()

@@ -68,6 +68,15 @@ class ContainerSnapshot:
         self._start.clear()
         return found
 
+    def put(self) -> tuple[Change, ...]:
+        """The numbers, texts and flags that modules hold now, and did not at the start."""
+        rows = ((module, *row) for module, _ in self._hooks for row in own_attributes(module).items())
+        return tuple(
+            Change(module, name, value)
+            for module, name, value in rows
+            if type(value) in PLAIN and self._start[id(module)].get(name, self) is not value
+        )
+
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
         for read in reads:
             held = _held_by(read.holder)
