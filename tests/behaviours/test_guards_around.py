@@ -271,7 +271,12 @@ def _set_local(value: float) -> None:
 
 Run = Callable[[Any, Tensor], Any]
 Change = Callable[[Any], Any]
+EMPTY: dict[str, float] = {}
 AROUND: dict[str, tuple[Run, Change]] = {
+    "entry_of_an_empty_table": (
+        lambda self, x: self.linear(x) * EMPTY.get("scale", 2.0),
+        lambda patch: patch.setitem(EMPTY, "scale", 3.0),
+    ),
     "attribute_that_a_helper_reads": (
         lambda self, x: _helper(self.linear(x) * CONFIG.scale),
         lambda patch: patch.setattr(CONFIG, "shift", 3.0),

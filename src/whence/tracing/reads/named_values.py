@@ -464,7 +464,7 @@ def _says_what_it_is(value: Any) -> bool:
 def is_plain(value: object) -> bool:
     """Whether a value decides by what it is: numbers, texts, flags, tensors, arrays, and small containers.
 
-    None and empty containers are what is filled by whoever comes first.
+    None is what is replaced by whoever comes first; what a run fills itself is left out afterwards.
     """
     if isinstance(value, Tensor):
         return True
@@ -488,4 +488,4 @@ def _holds_plain(value: Any) -> bool:
     held: Any = dict.values(value) if isinstance(value, dict) else value
     if isinstance(value, dict) and not all(isinstance(key, str) for key in dict.keys(value)):
         return False  # a registry, which grows with every model that is made
-    return 0 < len(held) <= _MANY and all(each is not None and type(each) in PLAIN for each in held)
+    return len(held) <= _MANY and all(each is not None and type(each) in PLAIN for each in held)
