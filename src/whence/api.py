@@ -146,16 +146,16 @@ def cached(
     cache = interop.Cache(Path(directory), interop.key_of(model, args, given, options))
     asked = {"dynamic_shapes": options.get("dynamic_shapes"), "loss_function": _loss_in(options)}
 
-    def admit(program: FlatProgram) -> bool:
+    def broken(program: FlatProgram) -> list[Violation]:
         whole = full(program)
-        return not whole.check(model, args, given) and not (whole.variants and whole.check(model))
+        return whole.check(model, args, given) or (whole.check(model) if whole.variants else [])
 
-    found = cache.found(model, admit)
+    found = cache.found(model, broken)
     if found is not None:
         return full(found).under(**asked)
     loaded = frozenset(sys.modules)
     program = capture(model, args, kwargs, **options)
-    for why in cache.keep(program, model, admit) or interop.late_modules(program, loaded):
+    for why in cache.keep(program, model, broken) or interop.late_modules(program, loaded):
         warnings.warn(f"the program of {program.name} is {why}", NotKept, stacklevel=2)
     return program
 

@@ -30,6 +30,7 @@ from whence.interop.archive.saved import bytes_of, content_of, program_of, saved
 from whence.program import FlatProgram
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import ExpectedFunction, inside_of
+from whence.program.guards.rows import Violation
 from whence.program.node_records import origin_of
 from whence.program.state import meshes_elsewhere
 from whence.tracing.target.caches import open_caches
@@ -39,8 +40,8 @@ _OURS = ("torch", "whence")
 """Packages whose releases are part of the key."""
 Files = Mapping[str, str]
 """Files of code, each with what tells whether it was changed."""
-Admit = Callable[[FlatProgram], bool]
-"""Whether every guard of a program holds."""
+Broken = Callable[[FlatProgram], list[Violation]]
+"""The guards of a program that do not hold."""
 
 
 def key_of(model: object, args: tuple[Any, ...], kwargs: dict[str, Any], options: Mapping[str, Any]) -> str:
@@ -82,16 +83,16 @@ class Cache:
     folder: Path
     key: str
 
-    def found(self, model: Callable[..., Any], admit: Admit) -> FlatProgram | None:
+    def found(self, model: Callable[..., Any], broken: Broken) -> FlatProgram | None:
         """The newest program that still holds, on the tensors of the model; None where there is none."""
         notes = self.folder.glob(f"{self.key}-*.json")
         for note in sorted(notes, key=_age):
             program = self._read(note, model)
-            if program is not None and admit(program):
+            if program is not None and not broken(program):
                 return program
         return None
 
-    def keep(self, program: FlatProgram, model: Callable[..., Any], admit: Admit) -> list[str]:
+    def keep(self, program: FlatProgram, model: Callable[..., Any], broken: Broken) -> list[str]:
         """Keep a program; why it was not, where it could not be found again."""
         files, unseen = files_of(program)
         if unseen:
@@ -102,8 +103,10 @@ class Cache:
             return [f"not kept: {error}"]
         again, lost = program_of(content, "the cached program", model)
         lost = (*lost, *(f"a mesh of {axes}" for axes in meshes_elsewhere(again)))
-        if lost or not admit(again):
-            return [f"not kept: {', '.join(lost) or 'a guard'} cannot be compared in another process"]
+        if not lost:
+            lost = tuple(violation.guard.what for violation in broken(again))
+        if lost:
+            return [f"not kept: {', '.join(lost)} cannot be compared in another process"]
         digest = _digest(content)
         name = f"{self.key}-{digest[:16]}"
         try:

@@ -3,6 +3,7 @@
 import functools
 import json
 from collections.abc import Callable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import CellType, FunctionType
@@ -105,6 +106,35 @@ def on_the_instance() -> nn.Module:
     model, (_, deep) = nn.Linear(4, 4), functions(2.0)
     model.forward = lambda x: deep(nn.functional.linear(x, model.weight))  # type: ignore[method-assign, assignment]
     return model
+
+
+class Switch:
+    """Holds a variable of the context, as decorators of libraries do."""
+
+    def __init__(self) -> None:
+        self.variable = ContextVar[float | None]("variable", default=None)
+
+
+SWITCH, ALONE = Switch(), ContextVar[float]("alone", default=2.0)
+
+
+def switched(x: Tensor) -> Tensor:
+    by = SWITCH.variable.get()
+    return x * ALONE.get() if by is None else x * by
+
+
+def test_variables_of_the_context_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a file, and those that an object there holds: what a kept program read is looked up again."""
+    model = Calling(switched)
+    program = whence.cached(model, (X,), directory=tmp_path)
+    after = whence.load(next(tmp_path.glob("*.whence")), model=model)
+    assert str(after.guards) == str(program.guards) and after.check(model, (X,)) == []
+    for variable in (SWITCH.variable, ALONE):
+        token = variable.set(3.0)
+        assert ["context variable" in str(each) for each in after.check(model, (X,))] == [True]
+        variable.reset(token)  # type: ignore[arg-type]
+    monkeypatch.setattr("whence.api.capture", None)
+    whence.cached(Calling(switched), (X,), directory=tmp_path)
 
 
 MODELS: dict[str, Callable[[], nn.Module]] = {

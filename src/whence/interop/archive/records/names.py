@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import attrgetter, itemgetter, methodcaller
-from types import CellType, FunctionType, MappingProxyType, SimpleNamespace
+from types import CellType, FunctionType, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from whence._torch.observe.attribute_reads import NOTHING
+from whence._torch.observe.attribute_reads import NOTHING, is_observable, own_attributes
+from whence._torch.plain_values import PLAIN
 from whence.dependence.code import fingerprint, function_in, globals_in
 from whence.dependence.describe import itself
 from whence.dependence.lookup import static_attribute
@@ -34,6 +35,7 @@ _CORE = (
     *(list, tuple, dict, set, frozenset, slice, range, deque, OrderedDict, defaultdict, weakref.ref),
     *(SimpleNamespace, property, staticmethod, classmethod, partial),
 )
+_NO_OBJECTS = (FunctionType, ModuleType, type, *PLAIN)
 _FUNCTION = "__func__"
 """Behind the name of a static method: the function, where a class holds what wraps it."""
 MODEL = "model"
@@ -154,7 +156,8 @@ class Described:
         """How the cells of functions are reached: the name of a function, and the variables it closes over.
 
         Functions are those of the classes and of a step, those whose names their code spells, and those in
-        their cells. What no name leads to is reached from the model.
+        their cells. Objects that these have by a name, and what these hold, are reached from their files.
+        What no name leads to is reached from the model.
         """
         reached = [*reached_from(self.model)]
         found: dict[int, list[str]] = {}
@@ -162,7 +165,7 @@ class Described:
             (function, (name,)) for kind in self.classes for name, function in _functions_of(kind)
         ]
         waiting += [(function, (name,)) for function in self.functions if (name := name_of(function))]
-        held = (function for function, _ in reached if isinstance(function, FunctionType))
+        held = [function for function, _ in reached if isinstance(function, FunctionType)]
         waiting += [(each, (name,)) for function in held for name, each in _globals_of(function)]
         seen = set[int]()
         for function, route in waiting:  # which grows
@@ -174,7 +177,10 @@ class Described:
                 found.setdefault(id(cell), ["closure", *route, name])
                 if isinstance(content := content_of_cell(cell), FunctionType):
                     waiting.append((content, (*route, name)))
-        return {**{id(thing): [MODEL, *way] for thing, way in reached}, **found}
+        functions = {id(each): each for each in (*held, *(function for function, _ in waiting))}
+        objects = (row for function in functions.values() for row in _objects_of(function))
+        named = {id(thing): ["module", *way] for way, thing in objects}
+        return {**named, **{id(thing): [MODEL, *way] for thing, way in reached}, **found}
 
 
 def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
@@ -199,6 +205,18 @@ def _globals_of(function: FunctionType) -> Iterator[tuple[str, FunctionType]]:
                 yield from _functions_of(held)
 
 
+def _objects_of(function: FunctionType) -> Iterator[tuple[Names, Any]]:
+    """The objects that a function's code names, and what they hold, each with the way there."""
+    module = function.__globals__.get("__name__")
+    if isinstance(module, str) and _namespace(module) is function.__globals__:
+        for key in globals_in(function.__code__):
+            held = function.__globals__.get(key)
+            if not issubclass(type(held), _NO_OBJECTS):
+                yield (module, key), held
+                inside = own_attributes(held) if is_observable(type(held)) else {}
+                yield from (((module, key, name), each) for name, each in inside.items())
+
+
 def _cells_of(function: Any) -> Iterator[tuple[str, CellType]]:
     if isinstance(function, FunctionType):
         yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -215,6 +233,8 @@ def _step_record(step: Any) -> list[str] | None:
     match step:
         case itemgetter() if type(index := step.__reduce__()[1][0]) is int:
             return ["index", str(index)]
+        case methodcaller() if step.__reduce__()[1] == ("get",):
+            return ["context", ""]
         case itemgetter() | attrgetter() | methodcaller():
             given = step.__reduce__()[1]
             if all(isinstance(each, str) for each in given):
@@ -337,7 +357,7 @@ class LoadedNames:
             case "modules":
                 return sys.modules
             case "module":
-                return _namespace(names[0]) or NOTHING
+                return at_the_end(_namespace(names[0]) or NOTHING, tuple(names[1:]))
             case "class":
                 return looked_up(names[0])
             case "function":
@@ -372,6 +392,7 @@ _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
         "index": lambda position: itemgetter(int(position)),
         "attrgetter": lambda _: attrgetter(_CONTENT),
         "methodcaller": lambda name: methodcaller("get", name),
+        "context": lambda _: methodcaller("get"),
         "behind": lambda position: partial(part_behind, position=int(position)),
         "keys": lambda _: tuple,
         "length": lambda _: len,
