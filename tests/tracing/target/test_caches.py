@@ -41,6 +41,15 @@ print([row.path for row in program.signature.inputs])
 assert "kwargs['past_key_values'].layers[1].values" in [row.path for row in program.signature.inputs]
 assert program.verify(model, (), given).ok
 """,
+    "a program that was loaded without its model": """
+import pickle
+from transformers.cache_utils import DynamicLayer
+
+program = pickle.loads(pickle.dumps(whence.capture(model, (ids,))))
+(layer, *_) = program.module()(ids).past_key_values.layers
+assert type(layer) is DynamicLayer and layer.device == ids.device
+assert program.verify(model, (ids,)).ok
+""",
     "a step that returns it": """
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

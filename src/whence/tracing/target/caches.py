@@ -53,10 +53,14 @@ def open_caches(leaves: Iterable[Any]) -> bool:
 
 def opened(kind: object) -> type | None:
     """A class of caches as a container; None for anything else."""
-    if not isinstance(kind, type) or not _is_opened(kind):
-        return None
-    _registered_kinds([kind])
-    return kind
+    found = of_caches(kind)
+    _registered_kinds([found] if found else [])
+    return found
+
+
+def of_caches(kind: object) -> type | None:
+    """A class of caches, or of their layers; None for anything else."""
+    return kind if isinstance(kind, type) and _is_opened(kind) else None
 
 
 def _registered_kinds(kinds: Iterable[type]) -> tuple[str, ...]:

@@ -28,11 +28,12 @@ from whence.interop.archive.records.reached import Way, at_the_end, reached_from
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly, Said, Unfound
 from whence.tracing.reads.named_values import default_of, part_behind, value_at
+from whence.tracing.target.caches import of_caches
 
 _CONTENT = "cell_contents"
 _CORE = (
     *(Tensor, nn.Parameter, nn.Buffer, torch.Size, bool, int, float, complex, str, bytes, type(None)),
-    *(list, tuple, dict, set, frozenset, slice, range, deque, OrderedDict, defaultdict, weakref.ref),
+    *(torch.device, list, tuple, dict, set, frozenset, slice, range, deque, OrderedDict, defaultdict, weakref.ref),
     *(SimpleNamespace, property, staticmethod, classmethod, partial),
 )
 _NO_OBJECTS = (FunctionType, ModuleType, type, *PLAIN)
@@ -303,12 +304,13 @@ class LoadedNames:
         return cls({name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}, model)
 
     def class_(self, name: str, nth: int = 0, way: Way = ()) -> type:
-        """The class of that name; one of ours that is called so where it stays a name.
+        """The class of that name; one of ours that is called so where it stays a name. Caches and their
+        layers are made again, with or without a model.
 
         Of several classes of one name, made for one instance each, it is the `nth`. One that was made inside
         a function is at the end of a `way` from the model.
         """
-        found = _KNOWN.get(name)
+        found = _KNOWN.get(name) or of_caches(looked_up(name))
         if found is None and self.classes is not None and way:
             held = at_the_end(self.model, way)
             found = held if isinstance(held, type) and class_name(held) == name else None
