@@ -8,11 +8,20 @@ from types import UnionType
 from typing import Any, Union
 
 import pytest
+import torch
 
 from whence.interop.archive.records.names import Described, LoadedNames
 from whence.program.arguments.optimizer_arguments import Outside
 
-TABLE: dict[Any, str] = {"text": "a", Union: "b", Sequence: "c", UnionType: "d", list: "e", (1, 2): "f"}
+TABLE: dict[Any, str] = {
+    "text": "a",
+    Union: "b",
+    Sequence: "c",
+    UnionType: "d",
+    list: "e",
+    (1, 2): "f",
+    torch.float64: "g",
+}
 LOADED = LoadedNames({})
 
 
@@ -23,9 +32,9 @@ def through_file(way: Callable[[Any], Any]) -> Outside:
     return Outside("TABLE[...]", root, LOADED.way(described.way((methodcaller("get", "TABLE"), way))), None)
 
 
-@pytest.mark.parametrize("key", ["text", Union, Sequence, UnionType, list])
+@pytest.mark.parametrize("key", ["text", Union, Sequence, UnionType, list, torch.float64])
 def test_entries_are_found_by_keys_that_have_a_name(key: Any) -> None:
-    """Texts, classes, and what typing has instead of classes."""
+    """Texts, classes, what typing has instead of classes, and dtypes."""
     assert through_file(itemgetter(key)).now() == TABLE[key]
 
 

@@ -71,7 +71,8 @@ def name_of(thing: Any) -> str | None:
     """The name under which a thing is found among what is loaded; None where it is not found by name."""
     named = function_in(thing) or thing
     module, path = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
-    last = getattr(named, "__name__", None)
+    is_dtype = isinstance(thing, torch.dtype)
+    last = str(thing).removeprefix("torch.") if is_dtype else getattr(named, "__name__", None)
     candidates = [(module, path), ("torch", last), ("torch.nn.functional", last), ("builtins", last)]
     for where, spelled in candidates:
         if not isinstance(where, str) or not isinstance(spelled, str):
