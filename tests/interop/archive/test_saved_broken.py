@@ -169,6 +169,18 @@ def test_functions_of_python_are_not_called(ran: list[str]) -> None:
     assert ran == []
 
 
+def test_the_program_is_the_root() -> None:
+    """Paths may be swapped: what reads state looks for it from a call up to the root, and would never end."""
+
+    def change(data: Any) -> None:
+        paths = data["tables"]["paths"]
+        (root,) = (number for number, path in enumerate(paths) if path == [])
+        paths[root], paths[root - 1] = paths[root - 1], paths[root]
+
+    with pytest.raises(UnreadableFile, match="no call of the program"):
+        loaded(with_data(content("forward"), change), "a file")
+
+
 def test_classes_stay_names() -> None:
     """A class that a file names is one of ours that is called so, also where this process has it."""
     found = loaded(content("forward"), "a file").guards

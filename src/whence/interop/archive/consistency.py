@@ -48,7 +48,7 @@ def _faults_found(program: FlatProgram) -> Iterator[str]:
 
 def _of_calls(calls: Calls, nodes: Set[str]) -> Iterator[str]:
     rows = calls.rows
-    if not rows or rows[0].parent != 0:
+    if not rows or rows[0].parent != 0 or rows[0].site.path:
         yield "there is no call of the program"
         return
     if [row.number for row in rows] != list(range(len(rows))):
