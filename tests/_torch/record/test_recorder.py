@@ -109,6 +109,12 @@ class Listener:
     def requires_set(self, tensor: Tensor, wanted: bool) -> None:
         """Not looked at here."""
 
+    def gradient_asked(self, tensor: Tensor) -> None:
+        """Not looked at here."""
+
+    def memory_asked(self, tensor: Tensor, function: Any) -> None:
+        """Not looked at here."""
+
     def data_replaced(self, why: str) -> Exception:
         return TypeError(why)
 

@@ -33,8 +33,8 @@ from whence.tracing.target.caches import of_caches
 _CONTENT = "cell_contents"
 _CORE = (
     *(Tensor, nn.Parameter, nn.Buffer, torch.Size, bool, int, float, complex, str, bytes, type(None)),
-    *(torch.device, list, tuple, dict, set, frozenset, slice, range, deque, OrderedDict, defaultdict, weakref.ref),
-    *(SimpleNamespace, property, staticmethod, classmethod, partial),
+    *(torch.device, list, tuple, dict, set, frozenset, slice, range, deque, OrderedDict, defaultdict),
+    *(weakref.ref, SimpleNamespace, property, staticmethod, classmethod, partial),
 )
 _NO_OBJECTS = (FunctionType, ModuleType, type, *PLAIN)
 _FUNCTION = "__func__"
