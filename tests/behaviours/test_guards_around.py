@@ -269,6 +269,33 @@ def _set_local(value: float) -> None:
     LOCAL.factor = value
 
 
+class Looker:
+    """Its methods read a variable, or an array."""
+
+    def number(self) -> float:
+        """Of a variable."""
+        return SCALE
+
+    def element(self) -> float:
+        """Of an array."""
+        return float(ARRAY[0])
+
+
+class Asker:
+    """Asks an object that a variable holds."""
+
+    def number(self) -> float:
+        """By way of it."""
+        return LOOKER.number()
+
+    def element(self) -> float:
+        """By way of it."""
+        return LOOKER.element()
+
+
+SCALE, LOOKER, ASKER = 2.0, Looker(), Asker()
+
+
 Run = Callable[[Any, Tensor], Any]
 Change = Callable[[Any], Any]
 EMPTY: dict[str, float] = {}
@@ -288,6 +315,18 @@ AROUND: dict[str, tuple[Run, Change]] = {
     "attribute_that_a_method_reads": (
         lambda self, x: CONFIG.scaled(self.linear(x)),
         lambda patch: patch.setattr(CONFIG, "scale", 3.0),
+    ),
+    "variable_that_a_method_reads": (
+        lambda self, x: self.linear(x) * LOOKER.number(),
+        lambda patch: patch.setitem(globals(), "SCALE", 3.0),
+    ),
+    "variable_that_an_object_behind_another_reads": (
+        lambda self, x: self.linear(x) * ASKER.number(),
+        lambda patch: patch.setitem(globals(), "SCALE", 3.0),
+    ),
+    "array_that_an_object_behind_another_reads": (
+        lambda self, x: self.linear(x) * ASKER.element(),
+        lambda _: ARRAY.__setitem__(0, 3.0),
     ),
     "class_that_a_method_reads": (
         lambda self, x: Config.shifted(self.linear(x)),

@@ -25,6 +25,11 @@ def is_standard_library(file: str) -> bool:
     return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
 
 
+def is_installed(file: str) -> bool:
+    """Whether a file belongs to an installed package, whose code seldom changes while a process runs."""
+    return file.startswith(_INSTALLED)
+
+
 def is_library(module: str | None) -> bool:
     """Whether a module of that name is Python's, torch's, NumPy's or ours: no user's."""
     package = str(module).partition(".")[0]

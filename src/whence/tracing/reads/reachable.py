@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from whence._torch.fakes import FakeTensor
-from whence._torch.files import is_library
+from whence._torch.files import is_installed, is_library
 from whence._torch.observe.attribute_reads import class_attribute, is_observable
 from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence.dependence.code import (
@@ -46,6 +46,7 @@ from whence.dependence.code import (
 )
 from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import (
+    ARRAY,
     ATTRIBUTES,
     CACHED,
     CLASS,
@@ -278,7 +279,7 @@ class Reachable:
 
     def _follow(self, value: Any, path: str, reader: Reader, names: Iterable[str], depth: int) -> None:
         kind = type(value)
-        if not depth or issubclass(kind, _ATOMS) or len(self.saved) > _MOST or self._is_inside(value):
+        if depth <= 0 or issubclass(kind, _ATOMS) or len(self.saved) > _MOST or self._is_inside(value):
             return
         if issubclass(kind, FunctionType):
             self._function(value, path, depth)
@@ -300,8 +301,9 @@ class Reachable:
                 for row in self._save(path, value, reader):
                     if row.kind is CONTEXT:
                         self._name_context(row, beginning(reader[0]))
-                    self._inside(row, reader, names, depth - 1)
-                self._class(kind, reader[0], names, depth - 1)
+                    if row.kind is not ARRAY:  # of which it has a copy, without end
+                        self._inside(row, reader, names, depth - 1)
+                self._class(kind, reader[0], names, depth)
 
     def _inside(self, row: Saved, reader: Reader, names: Iterable[str], depth: int) -> None:
         state = row.before
@@ -322,7 +324,12 @@ class Reachable:
 
     def _class(self, kind: type, code: CodeType, names: Iterable[str], depth: int) -> None:
         """A class of the user's: its attributes, and those of its methods that are called."""
-        if not depth or is_library(kind.__module__) or not is_observable(kind) or issubclass(kind, _NO_STATE):
+        if (
+            depth <= 0
+            or is_library(kind.__module__)
+            or not is_observable(kind)
+            or issubclass(kind, _NO_STATE)
+        ):
             return
         if self._is_new(id(kind), kind):
             self._save(kind.__name__, kind, None)
@@ -332,7 +339,8 @@ class Reachable:
         for name, held in list(vars(kind).items()):
             if (function := function_in(held)) is not None:
                 if name in called:
-                    self._function(function, f"{kind.__name__}.{name}", depth - 1)
+                    further = depth - is_installed(function.__code__.co_filename)
+                    self._function(function, f"{kind.__name__}.{name}", further)
             elif not isinstance(held, type) and not name.startswith("__"):
                 reader = (_NO_CODE, f"{kind.__name__}.{name}")
                 self._follow(held, reader[1], reader, names, depth - 1)
