@@ -279,7 +279,7 @@ class Reachable:
 
     def _follow(self, value: Any, path: str, reader: Reader, names: Iterable[str], depth: int) -> None:
         kind = type(value)
-        if depth <= 0 or issubclass(kind, _ATOMS) or len(self.saved) > _MOST or self._is_inside(value):
+        if depth < 1 or issubclass(kind, _ATOMS) or len(self.saved) > _MOST or self._is_inside(value):
             return
         if issubclass(kind, FunctionType):
             self._function(value, path, depth)
