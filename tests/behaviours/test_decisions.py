@@ -218,3 +218,30 @@ def test_experts_of_transformers(backward: Any) -> None:
     with pytest.raises(whence.StaleCapture) as caught:
         program.module()(ids * 0, use_cache=False)
     assert caught.value.where.module == "model.layers.0.mlp.experts"
+
+
+class Reading(nn.Module):
+    """Reads a result with a history, where it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x)
+        try:
+            y.numpy()
+        except RuntimeError:
+            return y.cos()
+        return y.sin()
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_numpy_reads_no_history(records: bool) -> None:
+    """It fails as in eager where gradients are recorded; so that is a condition."""
+    model, x = Reading(), torch.ones(2, 4)
+    with torch.set_grad_enabled(records):
+        program = whence.capture(model, (x,), decide="example")
+        assert torch.equal(program.module()(x), model(x))
+    with torch.set_grad_enabled(not records):
+        assert "grad mode" in [row.guard.what for row in program.check(model, (x,))]

@@ -31,6 +31,8 @@ _TENSOR: Any = Tensor
 _VALUE_READERS: tuple[object, ...] = (
     *(Tensor.numpy, Tensor.__array__, Tensor.tolist, Tensor.__dlpack__, _TENSOR.__reduce_ex__),
 )
+_WITHOUT_HISTORY: tuple[object, ...] = (Tensor.numpy, Tensor.__array__)
+"""They read no tensor that requires a gradient."""
 _MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
 """They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
 _ADDRESS_READERS: tuple[object, ...] = (Tensor.data_ptr, Tensor.__dlpack__, _TENSOR.__reduce_ex__)
@@ -106,7 +108,7 @@ class FunctionMode(TorchFunctionMode):
             self.recorder.listener.model.gradient_asked(args[0])
         func, args = self._with_numbers(func, args)
         if _reads_value(func, args):
-            return self._decided_content(func, args)
+            return self._decided_content(func, args, is_forced=bool(kwargs.get("force")))
         if (known := self._answered(func, args)) is not None:
             return known
         if func is Tensor.__format__ and (text := self._decided_text(*args)) is not None:
@@ -191,9 +193,13 @@ class FunctionMode(TorchFunctionMode):
             args = (self._decided_numbers(func, args[0], read), *args[1:]) if read else args
         return func, args
 
-    def _decided_content(self, func: Any, args: Any) -> Any:
+    def _decided_content(self, func: Any, args: Any, *, is_forced: bool) -> Any:
         """What Python makes of the numbers in a tensor, where the example's decide."""
         decider = None if func in _ADDRESS_READERS else self.recorder.decider
+        if decider is not None and func in _WITHOUT_HISTORY and not is_forced:
+            self.recorder.listener.model.asked(args[0], TensorFact.REQUIRES_GRAD)
+            if args[0].requires_grad:
+                raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
         if decider is None or (given := decider.content(func, args)) is None:
             raise self.recorder.listener.model.value_needed(func, args[:1], func)
         return given
