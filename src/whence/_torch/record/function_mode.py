@@ -196,10 +196,10 @@ class FunctionMode(TorchFunctionMode):
     def _decided_content(self, func: Any, args: Any, *, is_forced: bool) -> Any:
         """What Python makes of the numbers in a tensor, where the example's decide."""
         decider = None if func in _ADDRESS_READERS else self.recorder.decider
-        if decider is not None and func in _WITHOUT_HISTORY and not is_forced:
-            self.recorder.listener.model.asked(args[0], TensorFact.REQUIRES_GRAD)
-            if args[0].requires_grad:
-                raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+        is_plain = func in _WITHOUT_HISTORY and not is_forced
+        if decider is not None and is_plain and args[0].requires_grad:
+            self.recorder.listener.model.mode_asked(GRAD)
+            raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
         if decider is None or (given := decider.content(func, args)) is None:
             raise self.recorder.listener.model.value_needed(func, args[:1], func)
         return given
