@@ -15,7 +15,9 @@ from whence.dependence.observed import Observed
 from whence.program import FlatProgram
 from whence.tracing.recording.session import Session
 from whence.tracing.recording.side_effects import take_out_kept
+from whence.tracing.reuse import AnotherAttempt
 from whence.tracing.sandbox.capture_lock import take_turn
+from whence.tracing.sandbox.late_modules import imported_again, late_modules_unloaded
 from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.target.example import Given
 
@@ -39,6 +41,9 @@ def attempted(
         with undecided_bookkeeping(given.dynamic_shapes is not None), failures_unlogged():
             return work(interrupts)
 
-    program, observed, session = copy_context().run(undoing.around, run)  # context variables are as before
+    with late_modules_unloaded() as late:
+        program, observed, session = copy_context().run(undoing.around, run)  # its context variables end
+    if late:
+        raise AnotherAttempt(partial(imported_again, late), "a module is loaded")
     take_out_kept(session)
     return program, observed
