@@ -45,6 +45,18 @@ def test_another_activation_is_told_once() -> None:
     assert "0.1 … 2.1 (× 3), forward\n  + aten.tanh.default f32[6, 4]\n  - aten.relu" in str(found)
 
 
+def test_calls_and_weights_that_changed_alike_are_told_once() -> None:
+    """Classes, inputs and outputs, as operations are."""
+    page = str(blocks().diff(blocks(nn.Tanh)))
+    assert "~ call 0.1 … 2.1 (× 3): ReLU, now Tanh\n" in page and page.count("~ call") == 1
+    double = whence.capture(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), (X.double(),))
+    page = str(whence.capture(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (X,)).diff(double))
+    assert "+ input 0.weight … 1.weight (× 2): f64[4, 4]\n" in page
+    page = str(blocks(count=3).diff(blocks(count=1)))
+    assert "- call 1 … 2 (× 2)\n" in page
+    assert "- output gradient 1.0.weight … 2.0.weight (× 2): f32[4, 4]\n" in page
+
+
 def test_calls_that_came_and_went() -> None:
     """With their weights."""
     found = blocks().diff(blocks(count=2))
@@ -141,3 +153,37 @@ def test_what_a_pass_moved() -> None:
         right.target = aten.sin.default
     swapped = program.diff(edit.program)
     assert len(swapped.rows) == 2 and json.dumps(swapped.to_dict())
+
+
+class Around(nn.Module):
+    """Calls both of its modules, and does something itself."""
+
+    def __init__(self, left: Any, right: Any, itself: Any) -> None:
+        super().__init__()
+        self.left, self.right, self.itself = _Does(left), _Does(right), itself
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.itself(self.right(self.left(x)))
+        return result
+
+
+class _Does(nn.Module):
+    def __init__(self, function: Any) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.function(x)
+
+
+def test_what_moved_has_a_direction_and_what_came_besides_is_added() -> None:
+    """One operation went; of the two that came, one is new."""
+    before = whence.capture(Around(torch.neg, torch.neg, torch.erf), (X,))
+    after = whence.capture(Around(torch.erf, torch.erf, torch.neg), (X,))
+    operation = ("aten.erf.default", "f32[6, 4]")
+    rows = before.diff(after).rows
+    changed = [(dict(row.added).get(operation), dict(row.moved).get(operation)) for row in rows]
+    assert changed == [(None, 1), (1, None), (None, 1)]
+    assert "left, forward\n  - aten.neg" not in str(before.diff(after))
+    assert "  ~ aten.erf.default f32[6, 4] (moved here)" in str(rows[0])
+    assert "  ~ aten.erf.default f32[6, 4] (moved away)" in str(rows[-1])

@@ -8,8 +8,8 @@ same, and that differ in numbers in their paths alone, are told once.
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from operator import itemgetter
 from typing import Any
@@ -41,7 +41,8 @@ class CallChange:
     """What one call, or several alike, do otherwise in one phase.
 
     `calls` are call sites; the empty one is the program itself. `added` and `removed` are operations with how
-    often; `moved` are operations that another call has now, or had before.
+    often; `moved` are operations that another call has now, or had before, and `came` those of them that this
+    call has now.
     """
 
     calls: tuple[str, ...]
@@ -49,13 +50,19 @@ class CallChange:
     added: tuple[tuple[Operation, int], ...]
     removed: tuple[tuple[Operation, int], ...]
     moved: tuple[tuple[Operation, int], ...] = ()
+    came: tuple[tuple[Operation, int], ...] = ()
 
     def __str__(self) -> str:
-        several = f" … {self.calls[-1]} (× {len(self.calls)})" if len(self.calls) > 1 else ""
-        lines = [f"{self.calls[0] or '(program)'}{several}, {self.phase}"]
+        lines = [f"{_several(self.calls)}, {self.phase}"]
         for sign, rows in (("+", self.added), ("-", self.removed), ("~", self.moved)):
-            lines += [f"  {sign} {name} {made}{f' × {n}' if n > 1 else ''}" for (name, made), n in rows]
+            for (name, made), n in rows:
+                moved = "" if sign != "~" else self._moved_how((name, made), n)
+                lines.append(f"  {sign} {name} {made}{f' × {n}' if n > 1 else ''}{moved}")
         return "\n".join(lines)
+
+    def _moved_how(self, operation: Operation, count: int) -> str:
+        came = dict(self.came).get(operation, 0)
+        return " (moved here)" if came == count else " (moved)" if came else " (moved away)"
 
 
 @dataclass(frozen=True, repr=False)
@@ -92,12 +99,38 @@ class Diff(OpensInNotebook, AsJSON):
     def __str__(self) -> str:
         if self.ok:
             return "the same calls, operations and signature"
-        borders = (("input", self.inputs), ("output", self.outputs))
-        lines = [f"+ call {site}" for site in self.appeared] + [f"- call {site}" for site in self.gone]
-        lines += [f"~ call {site}: {before}, now {now}" for site, before, now in self.retyped]
-        lines += [f"{text[0]} {kind}{text[1:]}" for kind, rows in borders for text in rows]
+        lines = [("+ call", site, "") for site in self.appeared] + [
+            ("- call", site, "") for site in self.gone
+        ]
+        lines += [("~ call", site, f": {before}, now {now}") for site, before, now in self.retyped]
+        lines += [_border_line("input", text) for text in self.inputs]
+        lines += [_border_line("output", text) for text in self.outputs]
         changed = [f"{name}: {was:,}, now {now:,}" for name, was, now in self.figures]
-        return "\n".join([*lines, *map(str, self.rows), *changed])
+        return "\n".join([*_told_once(lines), *map(str, self.rows), *changed])
+
+
+def _border_line(kind: str, text: str) -> tuple[str, str, str]:
+    """A row of the signature: which, its path, and what it is."""
+    sign, _, row = text.partition(" ")
+    which, _, rest = row.partition(" ") if kind == "output" else ("", "", row)
+    path, _, made = rest.rpartition(": ")
+    return " ".join(filter(None, (sign, kind, which))), path, f": {made}"
+
+
+def _told_once(lines: list[tuple[str, str, str]]) -> Iterator[str]:
+    """Lines that differ in numbers in a path alone as one, where the first of them stands."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for begins, path, ends in lines:
+        groups.setdefault((begins, _without_numbers(path), ends), []).append(path)
+    return (f"{begins} {_several(paths)}{ends}" for (begins, _, ends), paths in groups.items())
+
+
+def _several(paths: Sequence[str]) -> str:
+    return f"{paths[0] or '(program)'}" + (f" … {paths[-1]} (× {len(paths)})" if len(paths) > 1 else "")
+
+
+def _without_numbers(path: str) -> str:
+    return re.sub(r"\d+", "*", path)
 
 
 def diff_of(before: FlatProgram, after: FlatProgram) -> Diff:
@@ -238,24 +271,23 @@ def _bag_changes(before: Bag, after: Bag) -> Iterator[CallChange]:
     more = {at: after.get(at, Counter()) - before.get(at, Counter()) for at in changed}
     less = {at: before.get(at, Counter()) - after.get(at, Counter()) for at in changed}
     moved = sum(more.values(), Counter[Operation]()) & sum(less.values(), Counter[Operation]())
+    to_come, to_go = Counter(moved), Counter(moved)  # as many as went somewhere came from somewhere
     for at in more:
-        both = (more[at] | less[at]) & moved
-        added, removed = more[at] - both, less[at] - both
-        if added or removed or both:
-            rows = (tuple(sorted(bag.items())) for bag in (added, removed, both))
-            yield CallChange((at[0],), at[1], *rows)
+        came, went = more[at] & to_come, less[at] & to_go
+        to_come, to_go = to_come - came, to_go - went
+        bags = (more[at] - came, less[at] - went, came + went, came)
+        if any(bags):
+            yield CallChange((at[0],), at[1], *(tuple(sorted(bag.items())) for bag in bags))
 
 
 def _folded(changes: list[CallChange]) -> Iterator[CallChange]:
     """Changes that are alike as one, where the first of them stands."""
     groups: dict[Any, list[CallChange]] = {}
     for change in changes:
-        key = (re.sub(r"\d+", "*", change.calls[0]), change.phase, change.added, change.removed, change.moved)
+        key = _without_numbers(change.calls[0]), replace(change, calls=())
         groups.setdefault(key, []).append(change)
     for group in groups.values():
-        first = group[0]
-        calls = tuple(change.calls[0] for change in group)
-        yield CallChange(calls, first.phase, first.added, first.removed, first.moved)
+        yield replace(group[0], calls=tuple(change.calls[0] for change in group))
 
 
 def _inputs_in_words(program: FlatProgram) -> list[str]:
