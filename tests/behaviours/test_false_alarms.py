@@ -444,3 +444,21 @@ def test_cached_recipes_that_are_made_anew() -> None:
     assert program.check(copied, (X,)) == []
     copied[1].recipes[2].axes = ("many", "more")
     assert len(program.check(copied, (X,))) == 1
+
+
+REGISTRY: dict[str, dict[str, float]] = {"first": {"factor": 2.0}}
+
+
+def _registered(_: Any, x: Tensor) -> Tensor:
+    entries = REGISTRY.get("first") or {}
+    return x * sum(factor for _, factor in entries.items())
+
+
+def test_a_registry_may_grow_that_code_asks_for_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though it goes through that entry; transformers has one, with a class more for each model."""
+    model = Holding(_registered, None)
+    program = whence.capture(model, (X,))
+    monkeypatch.setitem(REGISTRY, "second", {})
+    assert program.check(model, (X,)) == []
+    monkeypatch.setitem(REGISTRY["first"], "factor", 3.0)
+    assert program.check(model, (X,)) != []

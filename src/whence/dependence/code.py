@@ -21,6 +21,8 @@ from whence._torch.plain_values import PLAIN_IN_WHOLE
 _NETWORKS = f"{Path(torch.nn.__file__).parent}{os.sep}"
 _IMPORT, _LOAD_GLOBAL, _EXTENDED = opmap["IMPORT_NAME"], opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
 _LOCAL = ("LOAD_FAST", "LOAD_DEREF")
+_VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
+_ATTRIBUTE_LOADED, _NOTHING_DONE = ("LOAD_ATTR", "LOAD_METHOD"), ("CACHE", "NOP", "PUSH_NULL")
 _IDENTIFIES = frozenset(("id", "hash"))
 _NUMBERS = ("int", "float", "bool")
 IDENTITY = "is"
@@ -154,6 +156,19 @@ def numbers_matched(code: CodeType) -> Iterator[tuple[str, int]]:
     for given, now in zip(rows, rows[2:], strict=False):
         if now.opname == "MATCH_CLASS" and given.argval in _NUMBERS and given.positions is not None:
             yield given.argval, given.positions.lineno or code.co_firstlineno
+
+
+@lru_cache(maxsize=1024)
+def looked_up_in(code: CodeType) -> frozenset[str]:
+    """The variables of which code asks for single entries alone, by `get`."""
+    found, others = set[str](), set[str]()
+    for each in codes_in(code):
+        rows = [row for row in get_instructions(each) if row.opname not in _NOTHING_DONE]
+        for now, then in pairwise(rows):
+            if now.opname in _VARIABLES:
+                is_asked = then.opname in _ATTRIBUTE_LOADED and then.argval == "get"
+                (found if is_asked else others).add(str(now.argval))
+    return frozenset(found - others)
 
 
 def _compared(code: CodeType) -> Iterator[Instruction]:

@@ -48,7 +48,7 @@ from whence.dependence.snapshots import Saved, content_of_cell, is_container, sa
 from whence.dependence.values import content_of, is_constant
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
-from whence.tracing.reads.code_words import CodeWords
+from whence.tracing.reads.code_words import FOR_ALL, CodeWords
 from whence.tracing.reads.outside_modules import children_of, facts_of
 from whence.tracing.reads.type_queries import is_answer
 
@@ -392,7 +392,7 @@ def _entries(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
         pairs = enumerate(held)
     else:
         return
-    if isinstance(held, dict) and len(found.way) <= 1 and _goes_through(held, spelling):
+    if isinstance(held, dict) and len(found.way) <= 1 and _goes_through(held, found.path, spelling):
         yield Outside(f"the keys of {found.path}", found.root, (*found.way, tuple), tuple(held))
     is_noted = _says_what_it_is(held)
     for position, (key, value) in enumerate(list(pairs)):
@@ -405,9 +405,10 @@ def _entries(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
             yield Outside(f"{found.path}[{key!r}]", found.root, (*found.way, itemgetter(key)), value)
 
 
-def _goes_through(held: dict[Any, Any], spelling: CodeWords) -> bool:
+def _goes_through(held: dict[Any, Any], path: str, spelling: CodeWords) -> bool:
     """Whether code may ask for all entries; a registry under keys of its own grows with every model."""
-    asks = not spelling.names.isdisjoint(("items", "values", "keys"))
+    is_looked_up = path.removeprefix("global ").removeprefix("closure ") in spelling.looked_up
+    asks = not (is_looked_up or spelling.names.isdisjoint(FOR_ALL))
     return asks and 0 < len(held) <= _MANY and all(isinstance(key, str) for key in held)
 
 
