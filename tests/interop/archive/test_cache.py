@@ -270,6 +270,46 @@ def test_what_cannot_be_compared_is_said(tmp_path: Path, captures: list[object])
     assert len(captures) == 2 and list(tmp_path.iterdir()) == []
 
 
+def _twice(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def inner(x: Tensor) -> Tensor:
+        return function(function(x))
+
+    return inner
+
+
+WRAPPED, UNDER_KEYS, HERE = _twice(torch.sin), {"a": _twice(torch.sin)}, sys.modules[__name__]
+
+
+class OfModule(nn.Module):
+    """Calls a function that was made inside another one, which a file has under a name."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = HERE.WRAPPED(x)
+        return result
+
+
+class OfTable(nn.Module):
+    """Calls one that no name leads to."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return UNDER_KEYS["a"](x)
+
+
+def test_functions_that_are_taken_out_of_a_module_are_found(tmp_path: Path, captures: list[object]) -> None:
+    """What they close over is compared there."""
+    for _ in range(2):
+        whence.cached(OfModule(), (X,), directory=tmp_path)
+    assert len(captures) == 1
+
+
+def test_the_guard_that_cannot_be_compared_is_named(tmp_path: Path) -> None:
+    """A reader could not know what of the model it is."""
+    with pytest.warns(
+        whence.NotKept, match="is not kept: .*closure function.* cannot be compared in another"
+    ):
+        whence.cached(OfTable(), (X,), directory=tmp_path)
+
+
 def test_what_no_file_holds_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that cannot be stored is given all the same."""
     namespace: dict[str, Any] = {"nn": nn, "__name__": "__console__"}

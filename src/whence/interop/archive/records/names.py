@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from whence._torch.observe.attribute_reads import NOTHING, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN
-from whence.dependence.code import fingerprint, function_in, globals_in
+from whence.dependence.code import fingerprint, function_in, globals_in, names_in
 from whence.dependence.describe import itself
 from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import content_of_cell
@@ -196,15 +196,25 @@ def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
 
 
 def _globals_of(function: FunctionType) -> Iterator[tuple[str, FunctionType]]:
-    """The functions that a function's code names, and those of classes, each with a name that leads to it."""
-    module = function.__globals__.get("__name__")
+    """The functions that a function's code names, and those of classes, each with a name that leads to it:
+    globals, and what it takes out of modules that are globals."""
+    code, module = function.__code__, function.__globals__.get("__name__")
     if isinstance(module, str) and _namespace(module) is function.__globals__:
-        for key in globals_in(function.__code__):
-            held = function.__globals__.get(key)
-            if isinstance(held, FunctionType) and str(held.__module__).partition(".")[0] != "torch":
-                yield f"{module}:{key}", held
-            elif isinstance(held, type):
-                yield from _functions_of(held)
+        found = globals_in(code)
+        yield from _functions_in(module, found)
+        for held in map(function.__globals__.get, found):
+            if type(held) is type(sys):
+                yield from _functions_in(held.__name__, names_in(code))
+
+
+def _functions_in(module: str, names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
+    namespace = _namespace(module) or {}
+    for key in names:
+        held = namespace.get(key)
+        if isinstance(held, FunctionType) and str(held.__module__).partition(".")[0] != "torch":
+            yield f"{module}:{key}", held
+        elif isinstance(held, type):
+            yield from _functions_of(held)
 
 
 def _objects_of(function: FunctionType) -> Iterator[tuple[Names, Any]]:
