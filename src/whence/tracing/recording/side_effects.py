@@ -188,9 +188,11 @@ def take_out_kept(session: Session) -> None:
     kept = _kept_outside(session)
     if not kept:
         return
-    names, alive = ", ".join(kept), [ref(tensor) for tensor in kept.values()]
-    holders = take_out(list(kept.values()))
+    names, tensors = ", ".join(kept), list(kept.values())
+    alive = [ref(tensor) for tensor in tensors]
     kept.clear()
+    holders = take_out(tensors)
+    tensors.clear()
     gc.collect()
     if left := [tensor for each in alive if (tensor := each()) is not None]:
         if holders or overwritten(left, ()) is None:

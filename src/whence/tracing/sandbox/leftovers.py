@@ -171,17 +171,17 @@ def take_out(tensors: Sequence[Tensor]) -> list[str]:
     found by asking Python's collector who holds a tensor.
     """
     ours = {id(tensors)}
+    if not _holders(tensors, ours):  # one look at all that there is, in the place of one for each
+        return []
     lost = [kind for tensor in tensors for kind in _taken_out(tensor, ours, _DEEP)]
     return list(dict.fromkeys(lost))
 
 
 def _taken_out(held: Any, ours: set[int], depth: int) -> Iterator[str]:
     """From every holder of a thing; where that is a tuple, the tuple from its holders."""
-    holders = [holder for holder in gc.get_referrers(held) if not isinstance(holder, FrameType)]
+    holders = _holders([held], ours | {id(held)})
     ours = ours | {id(holders)}
     for holder in holders:
-        if id(holder) in ours or id(holder) == id(held):
-            continue
         if isinstance(holder, Read):  # what is noted of a run is needed after it
             yield "note of what was read"
         elif isinstance(holder, _lru_cache_wrapper):
@@ -190,6 +190,13 @@ def _taken_out(held: Any, ours: set[int], depth: int) -> Iterator[str]:
             yield from _taken_out(holder, ours, depth - 1)
         elif not _removed(held, holder):
             yield type(holder).__name__
+
+
+def _holders(held: Sequence[Any], ours: set[int]) -> list[Any]:
+    """Who holds one of these, but for code that runs."""
+    found = gc.get_referrers(*held)
+    ours = ours | {id(held)}
+    return [each for each in found if id(each) not in ours and not isinstance(each, FrameType)]
 
 
 def _removed(held: Any, holder: Any) -> bool:
