@@ -7,9 +7,10 @@ import sys
 import threading
 import weakref
 from array import array
-from collections import ChainMap, OrderedDict
+from collections import ChainMap, OrderedDict, namedtuple
 from collections.abc import Callable
 from contextvars import ContextVar
+from enum import Enum
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar, NamedTuple
 
@@ -296,6 +297,54 @@ class Asker:
 SCALE, LOOKER, ASKER = 2.0, Looker(), Asker()
 
 
+class Level(Enum):
+    """Its members compute."""
+
+    FIRST = 1
+
+    @property
+    def scale(self) -> float:
+        """Of a variable."""
+        return SCALE
+
+
+class Scaling(type):
+    """Classes of this one compute."""
+
+    @property
+    def scale(cls) -> float:
+        """Of a variable."""
+        return SCALE
+
+
+class Scaled(metaclass=Scaling):
+    """A class with a number that its class computes."""
+
+
+@torch.no_grad()
+def _scale_of(x: Tensor) -> Tensor:
+    return x * SCALE
+
+
+@functools.singledispatch
+def _scale_by_class(_: object) -> float:
+    return 1.0
+
+
+@_scale_by_class.register
+def _(_: int) -> float:
+    return SCALE
+
+
+Functions = namedtuple("Functions", "scale")
+IN_TUPLE, IN_NAMED, IN_PROXY = (
+    (lambda: SCALE,),
+    Functions(lambda: SCALE),
+    MappingProxyType({"a": lambda: SCALE}),
+)
+IN_SET = frozenset([lambda: SCALE])
+
+
 Run = Callable[[Any, Tensor], Any]
 Change = Callable[[Any], Any]
 EMPTY: dict[str, float] = {}
@@ -316,6 +365,19 @@ AROUND: dict[str, tuple[Run, Change]] = {
         lambda self, x: CONFIG.scaled(self.linear(x)),
         lambda patch: patch.setattr(CONFIG, "scale", 3.0),
     ),
+    **{
+        f"variable_that_{name}_reads": (run, lambda patch: patch.setitem(globals(), "SCALE", 3.0))
+        for name, run in {
+            "a_member_of_an_enumeration": lambda self, x: self.linear(x) * Level.FIRST.scale,
+            "a_metaclass": lambda self, x: self.linear(x) * Scaled.scale,
+            "a_function_under_no_grad": lambda self, x: self.linear(x) * _scale_of(x).detach(),
+            "an_overload": lambda self, x: self.linear(x) * _scale_by_class(1),
+            "a_function_in_a_tuple": lambda self, x: self.linear(x) * IN_TUPLE[0](),
+            "a_function_in_a_named_tuple": lambda self, x: self.linear(x) * IN_NAMED.scale(),
+            "a_function_in_a_proxy": lambda self, x: self.linear(x) * IN_PROXY["a"](),
+            "a_function_in_a_set": lambda self, x: self.linear(x) * next(iter(IN_SET))(),
+        }.items()
+    },
     "variable_that_a_method_reads": (
         lambda self, x: self.linear(x) * LOOKER.number(),
         lambda patch: patch.setitem(globals(), "SCALE", 3.0),
@@ -764,7 +826,23 @@ CAUGHT: dict[str, Callable[[World], Any]] = {
     )
 }
 CAUGHT |= {name: _around(name) for name in AROUND} | HELD_CLASSES
-NAMED = {"an attribute that a tensor gets later": _by_added_attribute}
+
+
+def _by_text(_: World) -> Any:
+    model = Model(lambda self, x: self.linear(x) * eval("SCALE"))
+    return model, None, lambda patch: patch.setitem(globals(), "SCALE", 3.0)
+
+
+def _by_frame(_: World) -> Any:
+    model = Model(lambda self, x: self.linear(x) * sys._getframe().f_globals["SCALE"])
+    return model, None, lambda patch: patch.setitem(globals(), "SCALE", 3.0)
+
+
+NAMED = {
+    "an attribute that a tensor gets later": _by_added_attribute,
+    "by evaluating, or in namespaces of other code (eval)": _by_text,
+    "by evaluating, or in namespaces of other code (f_globals)": _by_frame,
+}
 
 
 def _results(model: nn.Module, loss: Any) -> Tensor:

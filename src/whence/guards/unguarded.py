@@ -31,7 +31,7 @@ def unguarded(program: FlatProgram, observed: Observed, guards: Sequence[Guard])
     guarded = {guard.what for guard in guards if guard.kind is GuardKind.VARIABLE}
     rows = [row for row in _outside_names(observed, guarded) if row.what not in guarded]
     rows += [*_opaque_objects(guards, guarded), *_own_ways(observed)]
-    rows += [*_unguarded_loss(program), *_unguarded_step(program), *_files(observed), _CODE_CALLED]
+    rows += [*_unguarded_loss(program), *_unguarded_step(program), *_unseen(observed), _CODE_CALLED]
     return tuple(dict.fromkeys(rows))
 
 
@@ -54,13 +54,22 @@ _OF_FILES = frozenset(
         *("listdir", "iterdir", "glob", "scandir", "stat"),
     )
 )
-"""Names with which code looks at files."""
+_OF_NAMESPACES = frozenset(("eval", "exec", "f_globals", "f_locals", "f_back", "__globals__"))
+_UNSEEN = (
+    (
+        _OF_FILES,
+        "files at which code looks",
+        "what it found there is part of the program, and nobody looks again",
+    ),
+    (_OF_NAMESPACES, "what code finds by evaluating, or in namespaces of other code", "no name leads there"),
+)
+"""Names with which code looks where no guard does: what that is, and why."""
 
 
-def _files(observed: Observed) -> Iterator[Unguarded]:
-    if words := sorted(_OF_FILES & observed.named):
-        why = "what it found there is part of the program, and nobody looks again"
-        yield Unguarded(f"files at which code looks ({', '.join(words)})", why)
+def _unseen(observed: Observed) -> Iterator[Unguarded]:
+    for names, what, why in _UNSEEN:
+        if words := sorted(names & observed.named):
+            yield Unguarded(f"{what} ({', '.join(words)})", why)
 
 
 _CONTEXT = "context variable"

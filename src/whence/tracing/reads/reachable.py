@@ -15,8 +15,17 @@ from dataclasses import replace
 from dis import findlinestarts, get_instructions
 from enum import Enum
 from functools import _lru_cache_wrapper, partial
+from itertools import islice
 from operator import methodcaller
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any
 from weakref import ref
 
@@ -89,8 +98,8 @@ _HOLDING = (dict, list, tuple, set, frozenset, deque)
 _NO_STATE = (BaseException, Enum)
 _IN_WHOLE = frozenset({"vars", "__dict__"})
 """Names with which code gets all attributes of a thing at once, to look one up by text."""
-_DEEP, _MOST = 6, 4000
-"""How far things are followed, and how many are looked at."""
+_DEEP, _MOST, _MANY = 6, 4000, 256
+"""How far things are followed, how many are looked at, and how many in one that nobody can change."""
 _NOW = frozenset({"now", "utcnow", "today"})
 """Methods of Python's dates, in whose place nothing can be put: they are read off the code."""
 _DATES = (datetime, datetime.datetime, datetime.date)
@@ -283,6 +292,8 @@ class Reachable:
             return
         if issubclass(kind, FunctionType):
             self._function(value, path, depth)
+            for inside in () if self._is_user(value.__code__) else functions_inside(value):
+                self._follow(inside, path, reader, names, depth)
         elif issubclass(kind, ModuleType):
             self._module(value, reader, frozenset(names), depth - 1)
         elif issubclass(kind, type):
@@ -295,7 +306,7 @@ class Reachable:
     def _look_inside(self, value: Any, path: str, reader: Reader, names: Iterable[str], depth: int) -> None:
         kind = type(value)
         if self._is_new(id(value), value):
-            for inside in behind(value):
+            for inside in (*behind(value), *_held_for_good(value)):
                 self._follow(inside, path, reader, names, depth)
             if _is_followed(kind):
                 for row in self._save(path, value, reader):
@@ -324,16 +335,13 @@ class Reachable:
 
     def _class(self, kind: type, code: CodeType, names: Iterable[str], depth: int) -> None:
         """A class of the user's: its attributes, and those of its methods that are called."""
-        if (
-            depth <= 0
-            or is_library(kind.__module__)
-            or not is_observable(kind)
-            or issubclass(kind, _NO_STATE)
-        ):
+        is_passed_over = is_library(kind.__module__) or issubclass(kind, BaseException)
+        if depth <= 0 or is_passed_over or not is_observable(kind):
             return
         if self._is_new(id(kind), kind):
-            self._save(kind.__name__, kind, None)
-            for base in kind.__mro__[1:]:
+            if not issubclass(kind, Enum):
+                self._save(kind.__name__, kind, None)
+            for base in (*kind.__mro__[1:], type(kind)):
                 self._class(base, code, names, depth - 1)
         called = _ENTERED.union(names)
         for name, held in list(vars(kind).items()):
@@ -425,6 +433,28 @@ def line_of(reader: Reader) -> str | None:
             if row.argval == name and row.opname.startswith(("LOAD_", "STORE_")):
                 return str(Source(code.co_filename, line, code.co_qualname))
     return str(Source(outer.co_filename, outer.co_firstlineno, outer.co_qualname))
+
+
+def functions_inside(function: FunctionType) -> tuple[Any, ...]:
+    """The functions that one of a library's was made around: what it wraps, or overloads."""
+    held = vars(function)
+    overloads = held.get("registry")
+    wrapped = (held["__wrapped__"],) if "__wrapped__" in held else ()
+    return wrapped + (tuple(overloads.values()) if isinstance(overloads, MappingProxyType) else ())
+
+
+def _held_for_good(value: object) -> tuple[Any, ...]:
+    """What a container holds that nobody can change, and of which no state is kept."""
+    match value:
+        case tuple():
+            held: Iterable[Any] = tuple.__iter__(value)
+        case frozenset():
+            held = frozenset.__iter__(value)
+        case MappingProxyType():
+            held = value.values()
+        case _:
+            return ()
+    return tuple(islice(held, _MANY))
 
 
 def _is_followed(kind: type) -> bool:
