@@ -259,7 +259,7 @@ class Program(Reported):
         too; `ok` is about bits all the same. `by="call"` also compares what each call of a module returns,
         and the gradient of that where one backward alone reaches it, and no hook of the model's changed it.
         """
-        refuse_unknown(by)
+        refuse_unknown(by, atol)
         program = with_step(self, step, optimizer)
         if program.step is None:
             found = verify(fitting(program, args, kwargs), model, args, kwargs, by)

@@ -11,6 +11,7 @@ from tests import zoo
 from tests.checks import leaves_no_trace
 from tests.models import case, mean_sine
 from tests.tracing.writing import sines
+from whence.errors import UsageError
 
 X = torch.randn(2, 3, zoo.WIDTH)
 
@@ -251,6 +252,14 @@ def test_close_is_never_equal() -> None:
     assert edit.program.verify(model, (X,), atol=1e-12).close is False
     assert edit.program.verify(model, (X,)).close is None
     assert program.verify(model, (X,), atol=0.0).close and program.verify(model, (X,), atol=0.0).ok
+
+
+@pytest.mark.parametrize("atol", [float("nan"), float("inf"), -1e-3])
+def test_what_is_no_distance(atol: float) -> None:
+    """Nothing is within it, or everything: no answer would mean anything."""
+    model = zoo.Mlp()
+    with pytest.raises(UsageError, match=f"atol={atol} is no distance"):
+        whence.capture(model, (X,)).verify(model, (X,), atol=atol)
 
 
 def test_other_weights_are_compared() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from whence.cli import looking, trusting
+from whence.reports.formats import FORMS
 from whence.reports.formats.node_data import FIGURES
 
 MODEL_HELP = "package.module:factory, or hf:LlamaForCausalLM(num_hidden_layers=2, hidden_size=64)"
@@ -149,7 +150,7 @@ COMMANDS = (
         "write the graph in the format of another tool",
         (
             _SAVED,
-            _option("--format", choices=looking.FORMS, default="dot", help="for which tool (default: dot)"),
+            _option("--format", choices=tuple(FORMS), default="dot", help="for which tool (default: dot)"),
             _option("-o", "--output", metavar="FILE", type=Path, help="where to write (default: print it)"),
             _FORWARD,
             _option("--values", choices=FIGURES, help="the numbers of node-data (default: flops)"),

@@ -1,7 +1,6 @@
 """Commands that look at a program: `show`, `report`, `diff`, `view`, `graph`."""
 
 import argparse
-import json
 from pathlib import Path
 
 from rich.console import Console
@@ -11,12 +10,9 @@ from whence.cli.printing import OK, print_json, print_page, signature_line, tree
 from whence.cli.programs import not_written, program_of, working, write_page
 from whence.program.plain import plain_fields
 from whence.program.queries.printing import line
-from whence.reports.formats import FORMS as OTHERS
 from whence.reports.modules import module_report
 from whence.reports.numbers import scaled
 from whence.viewer import file_name
-
-FORMS = (*OTHERS, "json")
 
 
 def show(options: argparse.Namespace, console: Console) -> int:
@@ -99,7 +95,9 @@ def graph(options: argparse.Namespace, console: Console) -> int:
     """The graph in the format of another tool, printed or in a file."""
     program = program_of(options.model, backward=not options.forward)
     with working(f"writing {options.format}"):
-        text = _text(program, options)
+        text = program.to_text(
+            options.format, options.device, sizes=dict(options.sizes), values=options.values
+        )
     if options.output is not None:
         try:
             options.output.write_text(text, encoding="utf-8")
@@ -110,9 +108,3 @@ def graph(options: argparse.Namespace, console: Console) -> int:
         counts = {"bytes": len(text.encode()), "nodes": len(program.graph.nodes)}
         return print_json(console, {"format": options.format, **counts, **place})
     return OK if options.output is not None else print_page(console, text.rstrip("\n"))
-
-
-def _text(program: Program, options: argparse.Namespace) -> str:
-    if options.format == "json":
-        return json.dumps(program.to_dict(), allow_nan=False)
-    return program.to_text(options.format, options.device, sizes=dict(options.sizes), values=options.values)

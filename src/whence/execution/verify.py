@@ -4,6 +4,7 @@ Eager PyTorch is the oracle. Both run from the same seed on the same inputs and 
 buffers, everything the run changes, and the random number generator's state are compared bit for bit.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -139,10 +140,12 @@ def _answered_otherwise(program: FlatProgram, given: tuple[Any, Any]) -> tuple[s
     return tuple(row.words for row in program.convention.faults(*given))
 
 
-def refuse_unknown(by: str | None) -> None:
-    """Raises `UsageError` for other ways to compare than those there are."""
+def refuse_unknown(by: str | None, atol: float | None = None) -> None:
+    """Raises `UsageError` for other ways to compare than those there are, and for what is no distance."""
     if by not in (None, "call"):
         raise UsageError(f"nothing is compared by {by!r}", remedy='leave it out, or give by="call"')
+    if atol is not None and not 0 <= atol < math.inf:
+        raise UsageError(f"atol={atol} is no distance", remedy="give a number, 0 or more")
 
 
 def with_calls(found: Verification, calls: Iterable[Comparison]) -> Verification:

@@ -74,3 +74,10 @@ def test_what_a_graph_returns_leads_to_what_runs_it() -> None:
     assert '"true_graph_0/output" -> "true_graph_0" [style=dotted];' in text
     (inside,) = re.findall(r'label="inner: Inner";(.*?)\n    }', text, re.DOTALL)
     assert 'label="true_graph_0";' in inside and '"true_graph_0/sin" [' in inside
+
+
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_plain_data_is_a_form(program: Callable[[], whence.Program]) -> None:
+    """What `whence graph` writes as JSON is what `to_text` gives, and `to_dict` says."""
+    found = program()
+    assert json.loads(found.to_text("json")) == found.to_dict()

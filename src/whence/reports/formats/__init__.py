@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from operator import itemgetter
 
 from whence.errors import UsageError
 from whence.program import FlatProgram
@@ -19,6 +20,7 @@ FORMS = {
     "trace": trace,
     "dot": dot,
     "tlparse": tlparse,
+    "json": itemgetter("program"),
 }
 Values = str | Mapping[str, float]
 _DEVICE, _TIMED = "h100", ("trace", "tlparse", "node-data")
