@@ -110,8 +110,8 @@ class Reported(FlatProgram, AsJSON):
         moved, "kept" by the backward, "seconds", or numbers of your own by name. `"trace"`: JSON for Perfetto
         and Chrome, operations one behind another, each as long as `cost(device)` says ("h100", if none is
         named), and memory. `"dot"`: for Graphviz, calls are clusters. `"tlparse"`: a log of artefacts for
-        `tlparse`. `"json"`: what `to_dict` says. Raises `UsageError` for other forms and figures, `SelectionError` for values of nodes that
-        there are not, and what `cost` raises.
+        `tlparse`. `"json"`: what `to_dict` says. Raises `UsageError` for other forms and figures,
+        `SelectionError` for values of nodes that there are not, and what `cost` raises.
         """
         return text_of(self, form, device, sizes, values)
 

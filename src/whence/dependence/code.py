@@ -5,12 +5,13 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from dis import Instruction, get_instructions, opmap
 from enum import Enum
 from functools import _lru_cache_wrapper, cached_property, lru_cache, partial, partialmethod
 from itertools import pairwise
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -289,6 +290,29 @@ def fingerprint(function: FunctionType) -> str:
         _in_words(function.__kwdefaults__),
     )
     return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def fingerprint_of(code: CodeType, defaults: Any, keywords: Any) -> str:
+    """The fingerprint of a function of this code."""
+    function = FunctionType(code, {}, argdefs=defaults, closure=tuple(CellType() for _ in code.co_freevars))
+    function.__kwdefaults__ = dict(keywords) or None
+    return fingerprint(function)
+
+
+@dataclass(frozen=True, slots=True)
+class CodePrint:
+    """Stands for what a function ran with a release of PyTorch: it is equal to code with its fingerprint."""
+
+    digest: str
+    release: str
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, CodePrint):
+            return self.digest == other.digest
+        return isinstance(other, tuple) and fingerprint_of(*other) == self.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
 
 def _facts_of(code: CodeType) -> tuple[Any, ...]:

@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.subclasses.fully_sharded import is_distributed_class
 from whence._torch.tensors import same_bits
+from whence._torch.versions.release import release
+from whence.dependence.code import CodePrint
 from whence.dependence.describe import (
     HELD_BY_CLASSES,
     closure_of,
@@ -77,7 +79,7 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
         case Snapshot(kind, content):
             return None if type(value) is kind and content_of(value) == content else _found_in_words(value)
         case ExpectedFunction():
-            return None if _is_function(expected, value, walk) else _found_in_words(value)
+            return None if _is_function(expected, value, walk) else _other_function(expected, value)
         case Reference(target, kind):
             return None if _is_same_object(target(), kind, value, walk) else _other_in_words(kind, value)
         case Hooks() | ExpectedNames() | ExpectedWords() | Missing() | SizeRule():
@@ -262,6 +264,19 @@ def _other_in_words(kind: type, value: Any) -> str:
     if type(value) in PLAIN:
         return repr(value)
     return f"another {name}" if same_class(kind, type(value)) or name == kind.__name__ else name
+
+
+def _other_function(expected: ExpectedFunction, value: Any) -> str:
+    """A function in words; where they are those of the one expected, what else it is."""
+    found, code = _found_in_words(value), expected.code
+    function = function_of(value)
+    if found != str(expected) or function is None:
+        return found
+    if code is None or code == code_of(function[0]):
+        return f"another {found}"
+    then = code.release if isinstance(code, CodePrint) else release()
+    releases = f" (captured with PyTorch {then}, this is {release()})" if then != release() else ""
+    return f"{found} with other code{releases}"
 
 
 def _found_in_words(value: Any) -> str:

@@ -12,8 +12,9 @@ from torch import Tensor
 
 import whence
 from tests.interop.archive.mutations import members, with_data
-from tests.interop.archive.programs import content
+from tests.interop.archive.programs import content, layered
 from tests.interop.archive.releases import FILES, KINDS, results
+from whence._torch.versions.release import release
 from whence.captured import loaded
 from whence.errors import UnreadableFile
 
@@ -76,3 +77,21 @@ def test_an_operator_with_other_arguments_is_named(change: Any, words: str) -> N
 
     with pytest.raises(UnreadableFile, match=words):
         loaded(with_data(content("forward"), changed), "a file")
+
+
+def test_code_of_another_release_is_said_to_differ() -> None:
+    """Functions have the same names in every release, so a check says that their code differs, and of which
+    release it was."""
+
+    def changed(data: Any) -> None:
+        data["torch"] = "2.13.7"
+        columns = data["guards"]["rows"]["columns"]["expected"]
+        for row in columns["distinct"] if isinstance(columns, dict) else columns:
+            if "ExpectedFunction" in row:
+                row["ExpectedFunction"]["code"] = "0" * 64
+
+    file = with_data(content("forward"), changed)
+    told = loaded(file, "a file", layered()).check(layered())
+    said = f"with other code (captured with PyTorch 2.13.7, this is {release()}) now"
+    (linear,) = (row.change for row in told if row.guard.what == "Linear.forward")
+    assert linear.endswith(f"is Linear.forward {said}")

@@ -212,7 +212,9 @@ def _one(
     """The program itself, or a variant, on its tensors."""
     found = LoadedNames() if subject is None else _names_beside(subject)
     named = {} if subject is None else tensors_by_name(subject)
-    reader = Reader(mapping(data["tables"]), found, stored, meshes=meshes_of(named.values()))
+    reader = Reader(
+        mapping(data["tables"]), found, stored, text(data["torch"]), meshes=meshes_of(named.values())
+    )
     reader.read_tables()
     signature = _FORMS["signature"].read(reader, data["signature"])
     held = {row.path: stored.get(row.name, row.value) for row in signature.attributes}
@@ -220,7 +222,7 @@ def _one(
     graphs.read_tables()
     module = graphs.read(0)
     if missing := [*reader.missing, *graphs.missing]:
-        raise _misses(missing, name, text(data["torch"]))
+        raise _misses(missing, name, reader.release)
     there = [each for each in _FIELDS if each != "signature" and (each in data or each not in _LATER)]
     parts = {each: _FORMS[each].read(reader, data[each]) for each in there}
     parts["guards"] = replace(parts["guards"], said=found.said)

@@ -22,6 +22,7 @@ from whence._torch.operators.schemas import op_name
 from whence._torch.pytrees import TreeSpec, container_spec, containers, leaf_spec
 from whence._torch.subclasses.spread import spread_layout
 from whence._torch.subclasses.wrapper_subclasses import Composition
+from whence.dependence.code import CodePrint
 from whence.dependence.describe import itself
 from whence.interop.archive.records.checked import (
     LARGEST,
@@ -39,7 +40,7 @@ from whence.interop.archive.records.checked import (
     text,
     truth,
 )
-from whence.interop.archive.records.names import MODEL, CodePrint, class_name, looked_up
+from whence.interop.archive.records.names import MODEL, class_name, looked_up
 from whence.interop.archive.records.values import first_words
 from whence.program import Absent, Constant, Named
 from whence.program.names import InWords, OfClass
@@ -179,7 +180,7 @@ TARGET = Special(
 CODE = Special(
     "code",
     lambda writer, value: writer.described.code(value),
-    lambda _, data: optional(lambda digest: CodePrint(text(digest)), data),
+    lambda reader, data: optional(lambda digest: CodePrint(text(digest), reader.release), data),
 )
 CONSTANT = Special(
     "constant",

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from whence._torch.observe.attribute_reads import NOTHING, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN
-from whence.dependence.code import fingerprint, function_in, globals_in, names_in
+from whence.dependence.code import CodePrint, fingerprint, fingerprint_of, function_in, globals_in, names_in
 from whence.dependence.describe import itself
 from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import content_of_cell
@@ -120,12 +120,7 @@ class Described:
         """What a function runs."""
         if value is None or isinstance(value, CodePrint):
             return None if value is None else value.digest
-        code, defaults, keywords = value
-        function = FunctionType(
-            code, {}, argdefs=defaults, closure=tuple(CellType() for _ in code.co_freevars)
-        )
-        function.__kwdefaults__ = dict(keywords) or None
-        return fingerprint(function)
+        return fingerprint_of(*value)
 
     def tensor(self, value: Any) -> str | None:
         """The name of the state that a tensor is."""
@@ -274,21 +269,6 @@ def _access_by_name(name: str) -> Callable[[Any], Any]:
 
 def _unreachable(_held: Any, name: str = "") -> Any:
     raise LookupError(name)
-
-
-@dataclass(frozen=True, slots=True)
-class CodePrint:
-    """Stands for what a function runs: it is equal to code with its fingerprint."""
-
-    digest: str
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, CodePrint):
-            return self.digest == other.digest
-        return isinstance(other, tuple) and Described({}).code(other) == self.digest
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
 
 
 @dataclass

@@ -30,12 +30,13 @@ class Reader:
     `tables` are the pools of the file, `found` says what names stand for, `state` are the tensors of the
     program, `nodes` gives what a number in the arguments of a node stands for, and `names` are those of the
     nodes of the graph. `missing` collects classes of containers that this process does not know, and `meshes`
-    are those of the model, over which DTensors are spread.
+    are those of the model, over which DTensors are spread. `release` is the one that saved the file.
     """
 
     tables: Mapping[str, Any]
     found: LoadedNames
     state: Mapping[str, Tensor]
+    release: str
     missing: list[str] = field(default_factory=list)
     nodes: Callable[[int], Any] | None = None
     names: Sequence[str] = ()
