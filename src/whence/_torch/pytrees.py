@@ -189,9 +189,9 @@ def key_segments(path: KeyPath) -> list[str]:
     return [str(_bare(key)) for key in path]
 
 
-def is_container(kind: type) -> bool:
-    """Whether a class is registered."""
-    return kind in SUPPORTED_NODES
+def is_container(kind: object) -> bool:
+    """Whether it is a class that is registered."""
+    return isinstance(kind, type) and kind in SUPPORTED_NODES
 
 
 def register_container(

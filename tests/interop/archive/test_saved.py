@@ -26,7 +26,7 @@ from tests.models import MODEL_CASES, ModelCase
 from tests.sameness import differences
 from tests.tracing.attribution.test_wrapper_subclasses import doubled
 from tests.tracing.steps.small import batch, small, zero_first
-from whence._torch.pytrees import tree_flatten
+from whence._torch.pytrees import GetAttrKey, register_container, tree_flatten
 from whence.captured import loaded
 from whence.errors import CallError, MalformedProgram, NotStorable, StaleCapture, UnreadableFile, UsageError
 from whence.reports.figures import figures_of
@@ -477,6 +477,47 @@ def test_named_containers(tmp_path: Path) -> None:
     after = through_file(before, tmp_path)
     say_the_same(before, after)
     assert same_results(after.module()(*args), run(*args))
+
+
+class Held:
+    """What a container of one's own is made with."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Around:
+    """A container whose context is a class."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+
+register_container(
+    Around,
+    lambda given: ([((GetAttrKey("inner"),), given.inner.value)], type(given.inner)),
+    lambda leaves, kind: Around(kind(*leaves)),
+)
+
+
+class Surrounding(nn.Linear):
+    """Returns such a container."""
+
+    def forward(self, x: Tensor) -> Any:
+        return Around(Held(super().forward(x)))
+
+
+def test_classes_that_containers_are_made_with(tmp_path: Path) -> None:
+    """Beside a model they are those that are imported; without one they stay names, which nothing is made of."""
+    model = Surrounding(4, 4)
+    before = whence.capture(model, (X,))
+    after = through_file(before, tmp_path, model=model)
+    for run in (after.module(), after.unflatten()):
+        found = run(X)
+        assert type(found.inner) is Held and torch.equal(found.inner.value, model(X).inner.value)
+    with pytest.raises(UnreadableFile, match=r"container .*Around is made with the class .*Held") as told:
+        through_file(before, tmp_path)
+    assert "model=" in str(told.value)
 
 
 IN_ANOTHER_PROCESS = """

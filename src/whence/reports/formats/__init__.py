@@ -1,8 +1,9 @@
 """A program in the formats of other tools: what `figures` says, as plain data or text."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
+from typing import Any
 
 from whence.errors import UsageError
 from whence.program import FlatProgram
@@ -14,7 +15,7 @@ from whence.reports.formats.node_data import node_data
 from whence.reports.formats.tlparse import tlparse
 from whence.reports.formats.trace import trace
 
-FORMS = {
+FORMS: Mapping[str, Callable[[Any], Any]] = {
     "model-explorer": model_explorer,
     "node-data": node_data,
     "trace": trace,

@@ -24,6 +24,7 @@ from whence._torch.subclasses.spread import spread_layout
 from whence._torch.subclasses.wrapper_subclasses import Composition
 from whence.dependence.code import CodePrint
 from whence.dependence.describe import itself
+from whence.errors import UnreadableFile
 from whence.interop.archive.records.checked import (
     LARGEST,
     Unreadable,
@@ -41,7 +42,7 @@ from whence.interop.archive.records.checked import (
     truth,
 )
 from whence.interop.archive.records.names import MODEL, class_name, looked_up
-from whence.interop.archive.records.values import first_words
+from whence.interop.archive.records.values import first_words, of_kind
 from whence.program import Absent, Constant, Named
 from whence.program.names import InWords, OfClass
 from whence.provenance import ModulePath
@@ -342,7 +343,21 @@ def _read_structure(reader: "Reader", row: Any) -> TreeSpec:
     known = containers().get(name := _class_said(reader, kind)) or opened(looked_up(name))
     if known is None:
         reader.missing.append(f"the class of containers {name.replace(':', '.')}")
+    _refuse_stand_ins(reader, name, context)
     return container_spec(known or tuple, reader.anything(context), inside)
+
+
+def _refuse_stand_ins(reader: "Reader", container: str, context: Any) -> None:
+    """The user's code makes a container of its context, and calls what is there: any class that is loaded
+    would be called by a file that names it."""
+    for kind in [*of_kind(context, "class"), *(row[0] for row in of_kind(context, "enum"))]:
+        if reader.found.is_stand_in(found := reader.pooled("classes", kind)):
+            raise UnreadableFile(
+                f"the container {container.replace(':', '.')} is made with the class "
+                f"{class_name(found).replace(':', '.')}, of which a file has only the name",
+                why="without a model such classes stay names, and with one they are those that are imported",
+                remedy="whence.load(path, model=...), once the module of the class is imported",
+            )
 
 
 def _named_tuple(reader: "Reader", kind: Any) -> type:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from whence._torch.observe.attribute_reads import NOTHING, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN
+from whence._torch.pytrees import is_container
 from whence.dependence.code import CodePrint, fingerprint, fingerprint_of, function_in, globals_in, names_in
 from whence.dependence.describe import itself
 from whence.dependence.lookup import static_attribute
@@ -295,13 +296,14 @@ class LoadedNames:
         return cls({name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}, model)
 
     def class_(self, name: str, nth: int = 0, way: Way = ()) -> type:
-        """The class of that name; one of ours that is called so where it stays a name. Caches and their
-        layers are made again, with or without a model.
+        """The class of that name; one of ours that is called so where it stays a name. Caches, their layers
+        and registered containers are made again, with or without a model.
 
         Of several classes of one name, made for one instance each, it is the `nth`. One that was made inside
         a function is at the end of a `way` from the model.
         """
-        found = _KNOWN.get(name) or of_caches(looked_up(name))
+        held = looked_up(name)
+        found = _KNOWN.get(name) or of_caches(held) or (held if is_container(held) and not nth else None)
         if found is None and self.classes is not None and way:
             held = at_the_end(self.model, way)
             found = held if isinstance(held, type) and class_name(held) == name else None
@@ -314,6 +316,10 @@ class LoadedNames:
             bases = (NamedOnly,) if self.classes is None else ()
             self._made[name, nth] = type(path.rpartition(".")[2], bases, named)
         return found or self._made[name, nth]
+
+    def is_stand_in(self, kind: type) -> bool:
+        """Whether a class is one of ours that is called so."""
+        return kind in self._made.values()
 
     def object(self, said: tuple[str | None, ...] | None, text: str) -> Callable[[], Any]:
         """What is compared by identity, where it is still what it was."""

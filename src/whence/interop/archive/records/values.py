@@ -6,7 +6,7 @@ Each kind of value is a row of one table: of which classes it is, how it is writ
 import base64
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -241,11 +241,15 @@ _BY_CLASS = {each: name for name, kind in VALUES.items() for each in kind.classe
 _DERIVED = [(name, kind.base) for name, kind in VALUES.items() if kind.base]
 
 
+def of_kind(written: Any, kind: str) -> Iterator[Any]:
+    """What plain data says of each value of a kind, wherever it is inside."""
+    if isinstance(written, dict):
+        yield from [written[kind]] if kind in written else []
+        written = list(written.values())
+    for each in written if isinstance(written, list) else ():
+        yield from of_kind(each, kind)
+
+
 def first_words(written: Any) -> str | None:
     """The first thing in plain data that is there in words alone."""
-    if isinstance(written, dict):
-        if "words" in written:
-            return str(written["words"])
-        written = list(written.values())
-    found = map(first_words, written) if isinstance(written, list) else ()
-    return next((words for words in found if words is not None), None)
+    return next(map(str, of_kind(written, "words")), None)
