@@ -159,7 +159,7 @@ def test_calls_of_a_step_are_compared() -> None:
 
 @pytest.mark.parametrize("backward", [True, mean_sine], ids=["tangents", "loss"])
 def test_gradients_at_the_borders_of_calls_are_compared(backward: Any) -> None:
-    """In the order of the backward; the first call that gets another gradient is named."""
+    """In the order of the backward; the first call that makes another gradient of an equal one is named."""
     model = nn.Sequential(zoo.Mlp(), zoo.Mlp())
     program = whence.capture(model, (X,), backward=backward)
     equal = program.verify(model, (X,), by="call")
@@ -175,8 +175,42 @@ def test_gradients_at_the_borders_of_calls_are_compared(backward: Any) -> None:
     found = program.verify(model, (X,), by="call")
     wrong = [row.name.partition(" ")[0] for row in found.rows if row.kind == "backward" and not row.equal]
     assert not found.ok and wrong == ["0.up", "0.norm"]
-    assert found.divergence is not None and found.divergence.startswith("0.up (Linear)")
+    assert found.divergence is not None and found.divergence.startswith("0 (Mlp), at ")
     assert all(row.equal for row in found.rows if row.kind == "call")
+
+
+class Turned(nn.Module):
+    """Hands on what its first module returns in another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act = nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.GELU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.act(self.up(x).transpose(0, 1))
+        return found + x.transpose(0, 1)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Sequential(nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.GELU()), Turned])
+def test_the_call_whose_backward_differs_is_named(make: Any) -> None:
+    """As `first` names it beside the program before a pass, and not the one that gets its gradient.
+
+    Also where the caller changes the value between both.
+    """
+    model = nn.Sequential(make(), make())
+    program = whence.capture(model, (X,), backward=mean_sine)
+    with program.track("wrong") as edit:
+        node = edit.node(program.select("1.** :: aten.gelu_backward :: backward")[0].name)
+        node.kwargs = {"approximate": "tanh"}
+    wrong: whence.Program = edit.program
+    first = wrong.first((X,), differs_from=program)
+    assert first is not None and first.node == node.name
+    (call,) = first.origin.calls
+    found = wrong.verify(model, (X,), by="call")
+    assert found.divergence == f"{call} (GELU), at {first.origin.source}"
+    assert found.divergence == wrong.verify(model, (X,)).divergence
+    rows = [row for row in found.rows if row.kind == "backward" and not row.equal]
+    assert rows and {row.differs_in for row in rows} == {found.divergence}
 
 
 @pytest.mark.sample(2)

@@ -15,13 +15,17 @@ from whence.program.plain import AsJSON
 
 @dataclass(frozen=True)
 class Comparison(AsJSON):
-    """One compared value. `difference` is the largest absolute difference, where one can be taken."""
+    """One compared value. `difference` is the largest absolute difference, where one can be taken.
+
+    `differs_in` says in whose backward, and at which line, a gradient becomes another one, of equal ones.
+    """
 
     kind: str
     name: str
     equal: bool
     difference: float | None = None
     note: str = ""
+    differs_in: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""

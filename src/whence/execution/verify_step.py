@@ -24,7 +24,7 @@ from whence.errors import UsageError
 from whence.execution.bound import Bound, Check
 from whence.execution.compare import Comparison
 from whence.execution.running import Run, copied, noted, numbers_kept, same_start, seed_of_its_way
-from whence.execution.values.first import Watcher, calls_beside, first_unequal, gradient_of
+from whence.execution.values.first import Watcher, border_gradients, calls_beside, first_unequal
 from whence.execution.values.walk import walk
 from whence.execution.verify import Verification, compared, with_calls
 from whence.program import FlatProgram, Named
@@ -97,7 +97,7 @@ class _Noting(Bound):
         (results,) = program.graph.output_node().args
         leaves = [leaf for call in program.calls if call.outputs is not None for leaf in call.outputs.leaves]
         returned = {leaf.name for leaf in leaves if isinstance(leaf, Named)}
-        returned |= {name for leaf in leaves if (name := gradient_of(program, leaf)) is not None}
+        returned |= border_gradients(program)
         inputs = {row.name: value for row, value in zip(program.signature.inputs, arguments, strict=True)}
         for node, values in walk(program, inputs, keep=frozenset(node.name for node in nodes_in(results))):
             if node.name in returned:

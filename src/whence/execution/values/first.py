@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -21,11 +21,11 @@ from whence.execution.compare import Comparison, beside
 from whence.execution.running import differentiate
 from whence.execution.values.walk import Given, detached, inputs_of, walk
 from whence.program import FlatProgram, Named
-from whence.program.calls import Leaf
+from whence.program.calls import Call, Leaf
 from whence.program.node_records import origin_of, record_of
 from whence.program.plain import AsJSON, plain_fields
 from whence.program.signature import Input, describe
-from whence.provenance import CallSite, Origin
+from whence.provenance import CallSite, ModulePath, Origin
 from whence.schema import InputKind, Phase, Quality
 from whence.tracing.listening.call_names import CallNames
 from whence.tracing.target.subject import Subject
@@ -132,8 +132,9 @@ def _given_as(program: FlatProgram, node: fx.Node) -> Input | None:
 
 
 def first_unequal(rows: Iterable[Comparison]) -> str | None:
-    """The first call that returns something else, or gets another gradient; None if there is none."""
-    return next((f"{row.name}, {row.note}" for row in rows if not row.equal), None)
+    """The first call that returns something else, or whose backward makes another gradient of an equal one;
+    None if there is none."""
+    return next((row.differs_in or f"{row.name}, {row.note}" for row in rows if not row.equal), None)
 
 
 Start = Callable[[Callable[[tuple[Any, Any]], Any]], Any]
@@ -163,19 +164,57 @@ def calls_beside(program: FlatProgram, watcher: "Watcher", values: Mapping[str, 
     """What each call returned that was watched, and its gradient, beside the values of nodes in a program."""
     calls = {(call.site.path, call.site.index): call for call in program.calls}
     for site, leaves in watcher.finished:
-        call, name = calls.get((site.path, site.index)), f"{str(site) or '(root)'} ({site.type})"
+        call, name = calls.get((site.path, site.index)), _with_class(site)
         if call is None:
             yield Comparison("call", name, equal=False, note="which runs in eager and not in the program")
         elif call.outputs is not None:  # in a branch, which may not be the one that is taken, it is None
             for leaf, value in zip(call.outputs.leaves, leaves, strict=False):
                 if isinstance(leaf, Named) and leaf.name in values and isinstance(value, Tensor):
                     yield _beside(program, ("call", name), leaf.name, value, values)
-    for site, at, gradient in watcher.gradients():
-        call, name = calls.get((site.path, site.index)), f"{str(site) or '(root)'} ({site.type})"
-        returned = () if call is None or call.outputs is None else call.outputs.leaves
-        total = gradient_of(program, returned[at]) if at < len(returned) else None
-        if total is not None and total in values:
-            yield _beside(program, ("backward", name), total, gradient, values)
+    yield from _gradients_beside(program, watcher, values, calls)
+
+
+def _gradients_beside(
+    program: FlatProgram,
+    watcher: "Watcher",
+    values: Mapping[str, Any],
+    calls: Mapping[tuple[ModulePath, int], Call],
+) -> Iterator[Comparison]:
+    """A row for each gradient of what a call returned; those of what it is given say where one differs."""
+    known: dict[str, bool] = {}
+    for border, gradient in watcher.gradients():
+        call = calls.get((border.site.path, border.site.index))
+        structure = None if call is None else call.outputs if border.is_returned else call.inputs
+        leaves = () if structure is None else structure.leaves
+        total = gradient_of(program, leaves[border.at]) if border.at < len(leaves) else None
+        if total is None or total not in values:
+            continue
+        row = _beside(program, ("backward", _with_class(border.site)), total, gradient, values)
+        known[total] = row.equal
+        if border.is_returned:
+            yield row if row.equal else replace(row, differs_in=_differs_in(program, total, known))
+
+
+def _differs_in(program: FlatProgram, total: str, known: Mapping[str, bool]) -> str:
+    """The calls whose backward makes another gradient of equal ones, at or before this; `known` are those
+    that were compared so far."""
+    made, reached = [], [program.node(total)]
+    while reached:
+        made.append(node := reached.pop())
+        for source in node.all_input_nodes:
+            origin = origin_of(source)
+            if source in made or origin.phase is not Phase.BACKWARD or origin.recomputed:
+                continue
+            if not known.get(source.name, True):
+                return _differs_in(program, source.name, known)
+            reached += [] if source.name in known else [source]
+    calls = {site: None for node in sorted(made) for site in program.where(node).calls}
+    names = " or ".join(map(_with_class, calls)) or "the model's own code"
+    return f"{names}, at {origin_of(program.node(total)).source}"
+
+
+def _with_class(site: CallSite) -> str:
+    return f"{str(site) or '(root)'} ({site.type})"
 
 
 def _beside(
@@ -193,14 +232,20 @@ def gradient_of(program: FlatProgram, leaf: Leaf) -> str | None:
     return None if record.adjoint is None or record.unclear else record.adjoint.total
 
 
+def border_gradients(program: FlatProgram) -> set[str]:
+    """The nodes that hold gradients of what calls are given and return."""
+    borders = [each for call in program.calls for each in (call.inputs, call.outputs) if each is not None]
+    totals = (gradient_of(program, leaf) for each in borders for leaf in each.leaves)
+    return {total for total in totals if total is not None}
+
+
 def _values_inside(program: FlatProgram, flat: tuple[Any, Any], tangents: Sequence[Any]) -> dict[str, Any]:
     """What nodes of the forward hold, and the gradients of what calls return; copies of state and arguments,
     which eager may write. Where eager begins with other gradients than the program, there are none."""
     rows = program.signature.inputs_of(InputKind.TANGENT)
     begins = len(rows) == len(tangents) and all(row.part is None for row in rows)
     given = {row.name: tangent for row, tangent in zip(rows, tangents, strict=True)} if begins else {}
-    returned = [leaf for call in program.calls if call.outputs is not None for leaf in call.outputs.leaves]
-    wanted = {gradient_of(program, leaf) for leaf in returned} if begins else set()
+    wanted = border_gradients(program) if begins else set()
     values: dict[str, Any] = {}
     for node, now in walk(program, inputs_of(program, *flat, given)):
         held = detached(now[node.name])
@@ -211,31 +256,40 @@ def _values_inside(program: FlatProgram, flat: tuple[Any, Any], tangents: Sequen
     return values
 
 
+class _Border(NamedTuple):
+    """A value that a call is given or returns, by its position there."""
+
+    site: CallSite
+    is_returned: bool
+    at: int
+
+
 class Watcher:
-    """Notes what every module call returns, in the order in which they finish, and the gradients of that.
+    """Notes what every module call returns, in the order in which they finish, and the gradients of that and
+    of what it is given.
 
     Those are noted by hooks on the tensors, which compute nothing.
     """
 
     def __init__(self, subject: Subject, *, has_backward: bool = True) -> None:
         self.finished: list[tuple[CallSite, list[Any]]] = []
-        self._arrived: list[tuple[CallSite, int, Tensor]] = []
+        self._arrived: list[tuple[_Border, Tensor]] = []
         self._has_backward = has_backward
         self._names = CallNames(subject)
 
-    def gradients(self) -> Iterator[tuple[CallSite, int, Tensor]]:
-        """Of what a call returned, at that position, in the order of the backward; where several backwards
-        reach it, none."""
-        times = Counter((site, at) for site, at, _ in self._arrived)
-        return (row for row in self._arrived if times[row[:2]] == 1)
+    def gradients(self) -> Iterator[tuple[_Border, Tensor]]:
+        """In the order of the backward; where several backwards reach a value, none."""
+        times = Counter(border for border, _ in self._arrived)
+        return (row for row in self._arrived if times[row[0]] == 1)
 
     @contextmanager
-    def called(self, module: nn.Module, _args: Any, _kwargs: Any) -> Iterator[ObservedCall]:
+    def called(self, module: nn.Module, args: Any, kwargs: Any) -> Iterator[ObservedCall]:
         path = None if inside_backward() else self._names.path(module)
         if path is None:  # or a call that a checkpoint repeats
             yield ObservedCall(lambda _result: None)
             return
         with self._names.calling(module, path) as site:
+            self._hook(site, tree_flatten((args, kwargs))[0], is_returned=False)
             yield ObservedCall(lambda result: self._note(site, result))
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
@@ -243,15 +297,18 @@ class Watcher:
 
     def _note(self, site: CallSite, result: Any) -> None:
         leaves, _ = tree_flatten(result)
-        for at, leaf in enumerate(leaves if self._has_backward else ()):
-            if isinstance(leaf, Tensor) and leaf.grad_fn is not None and not self._is_changed(leaf):
-                leaf.register_hook(partial(self._note_gradient, site, at))
+        self._hook(site, leaves, is_returned=True)
         self.finished.append(
             (site, [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
         )
 
-    def _note_gradient(self, site: CallSite, at: int, gradient: Tensor) -> None:
-        self._arrived.append((site, at, gradient.detach().clone()))
+    def _hook(self, site: CallSite, leaves: Sequence[Any], *, is_returned: bool) -> None:
+        for at, leaf in enumerate(leaves if self._has_backward else ()):
+            if isinstance(leaf, Tensor) and leaf.grad_fn is not None and not self._is_changed(leaf):
+                leaf.register_hook(partial(self._note_gradient, _Border(site, is_returned, at)))
+
+    def _note_gradient(self, border: _Border, gradient: Tensor) -> None:
+        self._arrived.append((border, gradient.detach().clone()))
 
     def _is_changed(self, leaf: Tensor) -> bool:
         """Whether hooks of the model's own would have changed a gradient before it is noted."""
