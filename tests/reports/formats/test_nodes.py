@@ -81,3 +81,21 @@ def test_plain_data_is_a_form(program: Callable[[], whence.Program]) -> None:
     """What `whence graph` writes as JSON is what `to_text` gives, and `to_dict` says."""
     found = program()
     assert json.loads(found.to_text("json")) == found.to_dict()
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_figures_add_up(kind: str) -> None:
+    """To those of the costs: all nodes of NetworkX, and those of the outer graph in node data."""
+    program, rows = PROGRAMS[kind](), PROGRAMS[kind]().to_networkx().nodes(data=True)
+    total = program.cost().total
+    assert sum(row["flops"] for _, row in rows) == total.total_flops
+    assert sum(row["bytes"] for _, row in rows) == total.read + total.written
+    idle = set(figures_of(program)["idle"])
+    assert idle == {name for name, row in rows if row["idle"]} and idle
+    for figure, expected in (("flops", total.total_flops), ("bytes", total.read + total.written)):
+        outer = next(iter(json.loads(program.to_text("node-data", values=figure)).values()))
+        assert sum(row["value"] for row in outer["results"].values()) == expected
+    graphs = json.loads(program.to_text("model-explorer"))["graphs"]
+    told = [node for graph in graphs for node in graph["nodes"]]
+    uncounted = {node["id"] for node in told if any(each["key"] == "counted" for each in node["attrs"])}
+    assert uncounted == idle

@@ -110,6 +110,8 @@ class _Drawing:
             flops, read, written, _ = cost_with_inside(node, self._figures)
             yield _explorer_attribute("FLOPs", _figure_in_words(flops))
             yield _explorer_attribute("bytes moved", _figure_in_words(read + written))
+        if node.name in self._figures["idle"]:
+            yield _explorer_attribute("counted", "no: another branch is the largest")
         if node.name in self._kept:
             yield _explorer_attribute("kept bytes", _figure_in_words(self._kept[node.name]))
 

@@ -3,14 +3,17 @@
 import importlib
 from typing import Any
 
-from whence.reports.formats.nodes import Drawn, EnclosingCalls, Row, cost_with_inside, drawn, forward_of
+from whence.reports.formats.nodes import Drawn, EnclosingCalls, Row, drawn, forward_of
+
+_NOTHING = (0, 0, 0, 0.0)
 
 
 def network(figures: Row) -> Any:
     """A `networkx.MultiDiGraph`, whose attributes are numbers and texts, so that it can be written.
 
     Edges of the kind `graph` lead from what a nested graph returns to the node that holds the graph, which
-    those read that run it.
+    those read that run it. FLOPs and bytes of all nodes add up to those of `cost()`: what runs graphs has
+    none itself, and in a branch that is `idle`, since the largest one counts, no node has any.
     """
     program = figures["program"]
     graph = importlib.import_module("networkx").MultiDiGraph(name=program["name"])
@@ -28,7 +31,8 @@ def network(figures: Row) -> Any:
 
 def _known(node: Drawn, figures: Row, sites: EnclosingCalls, kinds: Row) -> dict[str, Any]:
     origin, chain = node.row["origin"], sites.chain(node)
-    flops, read, written, _ = cost_with_inside(node, figures)
+    is_idle = node.name in figures["idle"]
+    flops, read, written, _ = _NOTHING if is_idle else figures["costs"].get(node.name, _NOTHING)
     found = {
         "op": node.row["op"],
         "target": node.row["target"],
@@ -41,6 +45,7 @@ def _known(node: Drawn, figures: Row, sites: EnclosingCalls, kinds: Row) -> dict
         "source": origin["source"] or "",
         "flops": flops,
         "bytes": read + written,
+        "idle": is_idle,
     }
     row = kinds.get(node.name)
     return found if row is None else {**found, "kind": row["kind"], "path": row["path"]}

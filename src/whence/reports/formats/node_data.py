@@ -20,7 +20,8 @@ _COLOURS = [{"stop": 0, "bgColor": "#ffffff"}, {"stop": 1, "bgColor": "#e8833a"}
 def node_data(figures: Row) -> dict[str, Any]:
     """The figure that is asked for, or the caller's own numbers, for the graphs that `model_explorer` writes.
 
-    What is no finite number is left out, and so are nodes without a number.
+    What is no finite number is left out, and so are nodes without a number. A node that runs graphs has what
+    they take, the largest of branches: those of the outer graph add up to what `cost()` says.
     """
     own, figure = figures["values"], figures["figure"] or FIGURES[0]
     if figure not in FIGURES:
