@@ -51,7 +51,7 @@ def test_calls_and_weights_that_changed_alike_are_told_once() -> None:
     assert "~ call 0.1 … 2.1 (× 3): ReLU, now Tanh\n" in page and page.count("~ call") == 1
     double = whence.capture(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double(), (X.double(),))
     page = str(whence.capture(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), (X,)).diff(double))
-    assert "+ input 0.weight … 1.weight (× 2): f64[4, 4]\n" in page
+    assert "~ input 0.weight … 1.weight (× 2): f32[4, 4], now f64[4, 4]\n" in page
     page = str(blocks(count=3).diff(blocks(count=1)))
     assert "- call 1 … 2 (× 2)\n" in page
     assert "- output gradient 1.0.weight … 2.0.weight (× 2): f32[4, 4]\n" in page
@@ -73,7 +73,38 @@ def test_shapes_and_dtypes_are_differences() -> None:
     found = program.diff(whence.capture(model, (X[:2],)))
     assert found.inputs == ("+ args[0]: f32[2, 4]", "- args[0]: f32[6, 4]")
     double = whence.capture(nn.Linear(4, 4).double(), (X.double(),))
-    assert program.diff(double).rows[0].added == ((("aten.linear.default", "f64[6, 4]"), 1),)
+    (row,) = program.diff(double).rows
+    assert row.changed == ((("aten.linear.default", "f32[6, 4]", "f64[6, 4]"), 1),)
+    assert not (row.added or row.removed or row.moved)
+
+
+def widths(width: int) -> whence.Program:
+    """Three layers that are as wide."""
+    layers = (nn.Sequential(nn.Linear(4, width), nn.GELU(), nn.Linear(width, 4)) for _ in range(3))
+    return whence.capture(nn.Sequential(*layers), (X,), backward=lambda y: y.sum())
+
+
+def test_the_same_operations_of_another_shape_are_changes() -> None:
+    """By call, line, operator and order; told once for layers alike."""
+    found = widths(8).diff(widths(12))
+    assert found.rows and not any(row.added or row.removed or row.moved for row in found.rows)
+    page = str(found)
+    assert "0.1 … 2.1 (× 3), forward\n  ~ aten.gelu.default f32[6, 8], now f32[6, 12]\n" in page
+    assert "  ~ aten.mm.default f32[6, 8], now f32[6, 12]\n" in page
+    assert "  ~ aten.t.default f32[8, 4], now f32[12, 4] × 3\n" in page
+    assert "~ input 0.0.weight … 2.0.weight (× 3): f32[8, 4], now f32[12, 4]\n" in page
+
+
+def test_what_has_no_counterpart_in_its_line_is_no_change() -> None:
+    """Where a line has more of an operator than before, or others do, nobody knows which is which."""
+
+    def rows(before: Any, after: Any) -> Any:
+        return whence.capture(before, (X,)).diff(whence.capture(after, (X,))).rows
+
+    (row,) = rows(lambda x: x[:2].sin(), lambda x: (x[:3].sin(), x[:4].sin()))
+    assert not row.changed and row.added and row.removed
+    (row,) = rows(lambda x: (x[:2].sin(), x.sin()), lambda x: (x.sin(), x[:3].sin()))
+    assert dict(row.removed)["aten.sin.default", "f32[2, 4]"] == 1 and row.added
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,10 @@
 """What differs between two programs, by provenance: which calls do otherwise, and in what.
 
 Operations have no identity across programs, but for the call and the phase they come from. Those of a call
-are compared as a bag, by operator and by what they make: names and order do not count. Where that is alike
-their constants are compared, and where all is alike what each of them reads. Calls whose differences are the
-same, and that differ in numbers in their paths alone, are told once.
+are compared as a bag, by operator and by what they make: names and order do not count, but where as many of
+one line make something else, which are then the same operations, changed. Where that is alike their constants
+are compared, and where all is alike what each of them reads. Calls whose differences are the same, and that
+differ in numbers in their paths alone, are told once.
 """
 
 import re
@@ -32,6 +33,10 @@ from whence.schema import Phase
 
 Operation = tuple[str, str]
 """An operator, and what it makes: `("aten.mm.default", "f32[8, 4]")`; of what, where else nothing differs."""
+Retyped = tuple[str, str, str]
+"""An operator, what it made, and what it makes now."""
+Lines = Mapping[tuple[str, str | None], list[str]]
+"""What the operations of a call and phase make, in order, by operator and line."""
 Bag = Mapping[tuple[str, str], Counter[Operation]]
 """The operations of each call site and phase."""
 
@@ -42,7 +47,7 @@ class CallChange:
 
     `calls` are call sites; the empty one is the program itself. `added` and `removed` are operations with how
     often; `moved` are operations that another call has now, or had before, and `came` those of them that this
-    call has now.
+    call has now. `changed` are operations, the same by line and order, that make something else.
     """
 
     calls: tuple[str, ...]
@@ -51,13 +56,15 @@ class CallChange:
     removed: tuple[tuple[Operation, int], ...]
     moved: tuple[tuple[Operation, int], ...] = ()
     came: tuple[tuple[Operation, int], ...] = ()
+    changed: tuple[tuple[Retyped, int], ...] = ()
 
     def __str__(self) -> str:
         lines = [f"{_several(self.calls)}, {self.phase}"]
+        lines += [f"  ~ {name} {was}, now {now}{_times(n)}" for (name, was, now), n in self.changed]
         for sign, rows in (("+", self.added), ("-", self.removed), ("~", self.moved)):
             for (name, made), n in rows:
                 moved = "" if sign != "~" else self._moved_how((name, made), n)
-                lines.append(f"  {sign} {name} {made}{f' × {n}' if n > 1 else ''}{moved}")
+                lines.append(f"  {sign} {name} {made}{_times(n)}{moved}")
         return "\n".join(lines)
 
     def _moved_how(self, operation: Operation, count: int) -> str:
@@ -103,18 +110,22 @@ class Diff(OpensInNotebook, AsJSON):
             ("- call", site, "") for site in self.gone
         ]
         lines += [("~ call", site, f": {before}, now {now}") for site, before, now in self.retyped]
-        lines += [_border_line("input", text) for text in self.inputs]
-        lines += [_border_line("output", text) for text in self.outputs]
+        lines += [*_border_lines("input", self.inputs), *_border_lines("output", self.outputs)]
         changed = [f"{name}: {was:,}, now {now:,}" for name, was, now in self.figures]
         return "\n".join([*_told_once(lines), *map(str, self.rows), *changed])
 
 
-def _border_line(kind: str, text: str) -> tuple[str, str, str]:
-    """A row of the signature: which, its path, and what it is."""
-    sign, _, row = text.partition(" ")
-    which, _, rest = row.partition(" ") if kind == "output" else ("", "", row)
-    path, _, made = rest.rpartition(": ")
-    return " ".join(filter(None, (sign, kind, which))), path, f": {made}"
+def _border_lines(kind: str, rows: Sequence[str]) -> Iterator[tuple[str, str, str]]:
+    """Rows of the signature: which, its path, and what it is; one change where both programs have it."""
+    made: dict[tuple[str, str], dict[str, str]] = {}
+    for text in rows:
+        sign, _, row = text.partition(" ")
+        which, _, rest = row.partition(" ") if kind == "output" else ("", "", row)
+        path, _, what = rest.rpartition(": ")
+        made.setdefault((f"{kind} {which}".rstrip(), path), {})[sign] = what
+    for (which, path), told in made.items():
+        sign = "~" if len(told) > 1 else next(iter(told))
+        yield f"{sign} {which}", path, f": {', now '.join(told[each] for each in '-+' if each in told)}"
 
 
 def _told_once(lines: list[tuple[str, str, str]]) -> Iterator[str]:
@@ -123,6 +134,10 @@ def _told_once(lines: list[tuple[str, str, str]]) -> Iterator[str]:
     for begins, path, ends in lines:
         groups.setdefault((begins, _without_numbers(path), ends), []).append(path)
     return (f"{begins} {_several(paths)}{ends}" for (begins, _, ends), paths in groups.items())
+
+
+def _times(count: int) -> str:
+    return f" × {count}" if count > 1 else ""
 
 
 def _several(paths: Sequence[str]) -> str:
@@ -170,7 +185,7 @@ def _totals(program: FlatProgram) -> dict[str, int]:
 def _rows_of_calls(before: FlatProgram, after: FlatProgram) -> list[CallChange]:
     """By what operations make; in calls where that is alike by constants; if all is, by what they read."""
     told = _Wording(before), _Wording(after)
-    rows = list(_bag_changes(*(each.bag(each.made) for each in told)))
+    rows = list(_bag_changes(*(each.bag(each.made) for each in told), [each.lines() for each in told]))
     known = {(call, row.phase) for row in rows for call in row.calls}
     constants = _bag_changes(*(each.bag(each.of_constants) for each in told))
     rows += [row for row in constants if (row.calls[0], row.phase) not in known]
@@ -193,6 +208,15 @@ class _Wording:
         for node in self._operations:
             found.setdefault(self._site(node), Counter())[op_name(node.target), spelled(node)] += 1
         return found
+
+    def lines(self) -> dict[tuple[str, str], Lines]:
+        """What the operations of each call site and phase make, in order, by operator and line."""
+        found: dict[tuple[str, str], dict[tuple[str, str | None], list[str]]] = {}
+        for node in self._operations:
+            source = origin_of(node).source
+            key = op_name(node.target), source and source.short
+            found.setdefault(self._site(node), {}).setdefault(key, []).append(self.made(node))
+        return dict(found)
 
     def wiring(self) -> Bag:
         """What each operation reads, and what is returned."""
@@ -266,18 +290,37 @@ def _constant_text(value: Any) -> str:
     return str(value) if type(value) in PLAIN else type(value).__name__
 
 
-def _bag_changes(before: Bag, after: Bag) -> Iterator[CallChange]:
-    changed = [at for at in (*before, *after) if before.get(at) != after.get(at)]
+def _bag_changes(
+    before: Bag, after: Bag, lines: Sequence[Mapping[tuple[str, str], Lines]] = ({}, {})
+) -> Iterator[CallChange]:
+    changed = [at for at in {**before, **after} if before.get(at) != after.get(at)]
     more = {at: after.get(at, Counter()) - before.get(at, Counter()) for at in changed}
     less = {at: before.get(at, Counter()) - after.get(at, Counter()) for at in changed}
+    retyped = {at: _retyped(less[at], more[at], *(each.get(at, {}) for each in lines)) for at in changed}
     moved = sum(more.values(), Counter[Operation]()) & sum(less.values(), Counter[Operation]())
     to_come, to_go = Counter(moved), Counter(moved)  # as many as went somewhere came from somewhere
     for at in more:
         came, went = more[at] & to_come, less[at] & to_go
         to_come, to_go = to_come - came, to_go - went
-        bags = (more[at] - came, less[at] - went, came + went, came)
+        bags = (more[at] - came, less[at] - went, came + went, came, retyped[at])
         if any(bags):
             yield CallChange((at[0],), at[1], *(tuple(sorted(bag.items())) for bag in bags))
+
+
+def _retyped(
+    less: Counter[Operation], more: Counter[Operation], before: Lines, after: Lines
+) -> Counter[Retyped]:
+    """What makes something else at its place among as many of one line; taken out of what went and came."""
+    found = Counter[Retyped]()
+    for (name, line), was in before.items():
+        now = after.get((name, line), [])
+        for pair in zip(was, now, strict=True) if len(was) == len(now) else ():
+            gone, came = ((name, made) for made in pair)
+            if gone != came and less[gone] > 0 and more[came] > 0:
+                less[gone] -= 1
+                more[came] -= 1
+                found[name, *pair] += 1
+    return found
 
 
 def _folded(changes: list[CallChange]) -> Iterator[CallChange]:

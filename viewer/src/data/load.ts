@@ -66,6 +66,8 @@ export interface CallChange {
   added: [Operation, number][];
   removed: [Operation, number][];
   moved: [Operation, number][];
+  /** The operator, what it made, and what it makes now. */
+  changed: [[string, string, string], number][];
 }
 
 export interface Difference {

@@ -187,6 +187,7 @@ export class CardView {
     if (item.mark === "gone") lines.push(line("removed", "−", "a call that only the first has"));
     for (const [where, before, now] of difference.retyped) if (where === site && site) lines.push(line("moved", "~", `${before}, now ${now}`));
     for (const row of difference.rows.filter((each) => each.calls.includes(site))) {
+      for (const [[name, was, now], count] of row.changed) lines.push(line("moved", "~", `${name} ${was}, now ${now}${count > 1 ? ` × ${count}` : ""}`, row.phase));
       for (const [kind, sign] of [["added", "+"], ["removed", "−"], ["moved", "~"]] as const)
         for (const [[name, made], count] of row[kind]) lines.push(line(kind, sign, `${name} ${made}${count > 1 ? ` × ${count}` : ""}`, row.phase));
     }

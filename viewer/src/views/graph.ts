@@ -1,7 +1,7 @@
 /** The graph of an open call: forward and backward beside each other, of one program or of two. */
 
 import { METRICS, rangeOf, type Metric } from "../colours";
-import type { Operation } from "../data/load";
+import type { CallChange, Operation } from "../data/load";
 import { counted, times } from "../data/numbers";
 import type { Item, Tree } from "../data/items";
 import { PHASES, PROGRAM, type Program } from "../data/program";
@@ -217,9 +217,14 @@ class Pane {
     if (!difference) return () => null;
     const site = this.item.calls[this.side] === PROGRAM ? "" : this.item.site;
     const rows = difference.rows.filter((row) => row.calls.includes(site));
-    const bag = (phase: number, kind: "added" | "removed" | "moved"): Set<string> =>
-      new Set(rows.filter((row) => row.phase === PHASES[phase]).flatMap((row) => row[kind].map(([operation]) => spelled(operation))));
-    const bags = PHASES.map((_, phase) => ({ own: bag(phase, this.side ? "added" : "removed"), moved: bag(phase, "moved") }));
+    const bag = (phase: number, operations: (row: CallChange) => Operation[]): Set<string> =>
+      new Set(rows.filter((row) => row.phase === PHASES[phase]).flatMap((row) => operations(row).map(spelled)));
+    const own = (row: CallChange): Operation[] => row[this.side ? "added" : "removed"].map(([operation]) => operation);
+    const moved = (row: CallChange): Operation[] => [
+      ...row.moved.map(([operation]) => operation),
+      ...row.changed.map(([[name, was, now]]): Operation => [name, this.side ? now : was]),
+    ];
+    const bags = PHASES.map((_, phase) => ({ own: bag(phase, own), moved: bag(phase, moved) }));
     return (box) => {
       if (box.kind === "call") return box.run!.first.mark === "same" ? null : "inside";
       if (box.kind === "port") return null;
