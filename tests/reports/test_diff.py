@@ -91,7 +91,7 @@ def test_the_same_operations_of_another_shape_are_changes() -> None:
     page = str(found)
     assert "0.1 … 2.1 (× 3), forward\n  ~ aten.gelu.default f32[6, 8], now f32[6, 12]\n" in page
     assert "  ~ aten.mm.default f32[6, 8], now f32[6, 12]\n" in page
-    assert "  ~ aten.t.default f32[8, 4], now f32[12, 4] × 3\n" in page
+    assert "  ~ aten.t.default f32[8, 4], now f32[12, 4] × 2\n" in page
     assert "~ input 0.0.weight … 2.0.weight (× 3): f32[8, 4], now f32[12, 4]\n" in page
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import fx
 
@@ -31,6 +31,7 @@ from whence.reports.cost import cost_of
 from whence.reports.memory import memory_of
 from whence.schema import Phase
 
+T = TypeVar("T", bound=tuple[str, ...])
 Operation = tuple[str, str]
 """An operator, and what it makes: `("aten.mm.default", "f32[8, 4]")`; of what, where else nothing differs."""
 Retyped = tuple[str, str, str]
@@ -185,7 +186,7 @@ def _totals(program: FlatProgram) -> dict[str, int]:
 def _rows_of_calls(before: FlatProgram, after: FlatProgram) -> list[CallChange]:
     """By what operations make; in calls where that is alike by constants; if all is, by what they read."""
     told = _Wording(before), _Wording(after)
-    rows = list(_bag_changes(*(each.bag(each.made) for each in told), [each.lines() for each in told]))
+    rows = list(_bag_changes(*(each.bag(each.made) for each in told), lines=[each.lines() for each in told]))
     known = {(call, row.phase) for row in rows for call in row.calls}
     constants = _bag_changes(*(each.bag(each.of_constants) for each in told))
     rows += [row for row in constants if (row.calls[0], row.phase) not in known]
@@ -214,7 +215,7 @@ class _Wording:
         found: dict[tuple[str, str], dict[tuple[str, str | None], list[str]]] = {}
         for node in self._operations:
             source = origin_of(node).source
-            key = op_name(node.target), source and source.short
+            key = op_name(node.target), None if source is None else source.short
             found.setdefault(self._site(node), {}).setdefault(key, []).append(self.made(node))
         return dict(found)
 
@@ -291,7 +292,7 @@ def _constant_text(value: Any) -> str:
 
 
 def _bag_changes(
-    before: Bag, after: Bag, lines: Sequence[Mapping[tuple[str, str], Lines]] = ({}, {})
+    before: Bag, after: Bag, *, lines: Sequence[Mapping[tuple[str, str], Lines]] = ({}, {})
 ) -> Iterator[CallChange]:
     changed = [at for at in {**before, **after} if before.get(at) != after.get(at)]
     more = {at: after.get(at, Counter()) - before.get(at, Counter()) for at in changed}
@@ -302,9 +303,14 @@ def _bag_changes(
     for at in more:
         came, went = more[at] & to_come, less[at] & to_go
         to_come, to_go = to_come - came, to_go - went
-        bags = (more[at] - came, less[at] - went, came + went, came, retyped[at])
-        if any(bags):
-            yield CallChange((at[0],), at[1], *(tuple(sorted(bag.items())) for bag in bags))
+        bags = (more[at] - came, less[at] - went, came + went, came)
+        if any(bags) or retyped[at]:
+            added, removed, exchanged, arrived = map(_counted, bags)
+            yield CallChange((at[0],), at[1], added, removed, exchanged, arrived, _counted(retyped[at]))
+
+
+def _counted(bag: Counter[T]) -> tuple[tuple[T, int], ...]:
+    return tuple(sorted(bag.items()))
 
 
 def _retyped(
