@@ -261,6 +261,14 @@ describe("in a browser", { skip: !HAS_CHROMIUM && "no Chromium" }, () => {
     assert.ok(card.includes("−aten.gelu.default") && card.includes("+aten.relu.default"), card);
   });
 
+  on("operations of another shape are changes, and marked on both sides", "widths", async (page) => {
+    await row(page, "0").first().click();
+    assert.ok((await page.locator(".box.moved").count()) >= 2);
+    assert.equal(await page.locator(".box.removed, .box.added").count(), 0);
+    const card = await page.locator(".changes").textContent();
+    assert.ok(card.includes("~aten.linear.default f32[2, 8], now f32[2, 12]"), card);
+  });
+
   on("the passes that a program went through open to what they changed", "passed", async (page) => {
     await row(page, "(program)").click();
     const passes = page.locator(".history details");

@@ -57,6 +57,11 @@ class Block(nn.Module):
         return x + (changed if self.norm is None else self.norm(changed))
 
 
+def wide(width: int) -> whence.Program:
+    """A layer of that width."""
+    return whence.capture(nn.Sequential(nn.Linear(4, width)), (torch.ones(2, 4),))
+
+
 def blocks(has_norm: bool) -> whence.Program:
     """Four of them, and a head."""
     model = nn.Sequential(*(Block(has_norm) for _ in range(4)), nn.Linear(8, 1))
@@ -110,6 +115,7 @@ def main(folder: Path) -> None:
     chain = whence.capture(Chain(*HOSTILE), (torch.randn(2, 4),), backward=lambda y: y.sum())
     chain.view(folder / "hostile.html")
     blocks(False).view(folder / "compare.html", other=blocks(True))
+    wide(8).view(folder / "widths.html", other=wide(12))
     whence.capture(lambda x: x, (torch.randn(2),)).view(folder / "empty.html")
     unrolled().view(folder / "unrolled.html")
     passed().view(folder / "passed.html")

@@ -122,3 +122,24 @@ def test_a_parameter_that_is_not_finite_is_named(number: str, what: str, state: 
     found = whence.capture(model, (X,), state=state).first((X,))
     assert found is not None and found.why == f"holds {what}: it is the parameter second.weight"
     assert str(found) == f"{found.node} {found.why}"
+
+
+@pytest.mark.parametrize(("number", "what"), [("inf", "an infinity"), ("nan", "a NaN")])
+@pytest.mark.parametrize("key", ["exp_avg", "exp_avg_sq"])
+def test_state_of_an_optimizer_that_is_not_finite_is_named(number: str, what: str, key: str) -> None:
+    """Also where it is divided by, and all that the step computes of it is finite."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(X)
+    program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    assert program.first((X,), optimizer=optimizer) is None
+    optimizer.state[model.weight][key][0, 0] = float(number)
+    found = program.first((X,), optimizer=optimizer)
+    path = f"optimizer.state['weight']['{key}']"
+    assert found is not None and found.why == f"holds {what}: it is the optimizer state {path}"

@@ -55,7 +55,7 @@ def first_nonfinite(program: FlatProgram, given: Given) -> First | None:
     """The first operation that makes a NaN of what holds none, or an infinity of what is finite.
 
     An infinity that is written down (a mask filled with `-inf`), and what it is handed on to, is meant to be
-    there, but in a parameter; a NaN never is. Memory that nobody has written is no value yet.
+    there, but in a parameter or the state of an optimizer; a NaN never is. Memory that nobody has written is no value yet.
     """
     seen: dict[str, tuple[bool, bool]] = {}
     for node, values in walk(program, inputs_of(program, *given)):
@@ -68,7 +68,7 @@ def first_nonfinite(program: FlatProgram, given: Given) -> First | None:
         if nan and not any(had for had, _ in sources):
             return _first_at(program, node, "holds a NaN")
         row = _given_as(program, node)
-        is_meant = row is not None and row.kind is not InputKind.PARAMETER
+        is_meant = row is not None and row.kind not in (InputKind.PARAMETER, InputKind.OPTIMIZER_STATE)
         given_infinity = is_meant or any(had for _, had in sources) or _writes_infinity(node)
         if infinite and not given_infinity:
             return _first_at(program, node, "holds an infinity")
