@@ -55,7 +55,8 @@ def first_nonfinite(program: FlatProgram, given: Given) -> First | None:
     """The first operation that makes a NaN of what holds none, or an infinity of what is finite.
 
     An infinity that is written down (a mask filled with `-inf`), and what it is handed on to, is meant to be
-    there, but in a parameter or the state of an optimizer; a NaN never is. Memory that nobody has written is no value yet.
+    there, but in a parameter or the state of an optimizer; a NaN never is. Memory that nobody has written is
+    no value yet.
     """
     seen: dict[str, tuple[bool, bool]] = {}
     for node, values in walk(program, inputs_of(program, *given)):
