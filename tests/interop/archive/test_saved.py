@@ -508,7 +508,7 @@ class Surrounding(nn.Linear):
 
 
 def test_classes_that_containers_are_made_with(tmp_path: Path) -> None:
-    """With a model they are those imported; without one they stay names, of which nothing is made."""
+    """Beside a model they are those that are imported; without one they stay names, and nothing is made."""
     model = Surrounding(4, 4)
     before = whence.capture(model, (X,))
     after = through_file(before, tmp_path, model=model)

@@ -18,6 +18,7 @@ from tests.interop.archive.mutations import mutated, with_data
 from tests.interop.archive.programs import KINDS, content
 from whence.captured import loaded
 from whence.errors import UnreadableFile
+from whence.interop.archive.records.checked import expanded
 from whence.program import wellformed
 from whence.program.names import NamedOnly
 
@@ -187,3 +188,74 @@ def test_classes_stay_names() -> None:
     owners = {row.owner for row in found if row.owner is not None}
     assert "Linear" in {owner.__name__ for owner in owners}
     assert all(owner.__mro__ == (owner, NamedOnly, object) for owner in owners)
+
+
+def _columns(data: Any, name: str) -> Any:
+    """A column of the modules, as one value each."""
+    columns = data["modules"]["columns"]
+    columns[name] = expanded(columns[name], lambda held: held)
+    return columns[name]
+
+
+def _without_child(data: Any) -> None:
+    _columns(data, "children")[0] = []
+
+
+def _elsewhere(data: Any) -> None:
+    held = _columns(data, "parameters")
+    held[0], held[1] = held[1], held[0]
+
+
+def _other_name(data: Any) -> None:
+    held = _columns(data, "parameters")
+    at = next(number for number, rows in enumerate(held) if rows)
+    held[at] = [["other", held[at][0][1]], *held[at][1:]]
+
+
+def _without_buffers(data: Any) -> None:
+    del data["modules"]["columns"]["buffers"]
+
+
+def _other_path(data: Any) -> None:
+    data["signature"]["inputs"]["columns"]["path"][1] = "elsewhere"
+
+
+def _more_keys(data: Any) -> None:
+    (row,) = [row for row in data["tables"]["structures"] if row and row[1] and "rest" in row[1]]
+    row[1].append("more")
+
+
+def _one_for_many(data: Any) -> None:
+    """What the node of the normalisation gives, which are three tensors, is said to be what it reads."""
+    graph, targets = data["graphs"][0], data["tables"]["targets"]
+    called = [number for number, said in enumerate(graph["targets"]) if type(said) is int]
+    at = next(number for number in called if "batch_norm" in targets[graph["targets"][number]][-2])
+    graph["values"][at] = graph["values"][0]
+
+
+def _three_arguments(data: Any) -> None:
+    at = data["tables"]["targets"].index(["function", "operator.getitem"])
+    graph = data["graphs"][0]
+    form = graph["forms"][graph["targets"].index(at)]
+    data["tables"]["forms"][form][0].append(1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "why"),
+    [
+        ("forward", _without_child, "does not hold the module 0"),
+        ("branch", _elsewhere, "no module holds inner.weight"),
+        ("forward", _other_name, "no module holds 0.weight"),
+        ("joint", _without_buffers, "no module holds 1.running_mean"),
+        ("branch", _other_path, "no module holds elsewhere"),
+        ("constants", _more_keys, "other keys than values"),
+        ("joint", _one_for_many, "gives something else than aten"),
+        ("preserved", lambda data: data["calls"].update(entry=2), "is entered in the middle"),
+        ("forward", _three_arguments, "getitem with 3 arguments"),
+    ],
+)
+def test_parts_that_do_not_fit_together(kind: str, change: Callable[[Any], None], why: str) -> None:
+    """What modules hold, what operators give and take, the keys of mappings: it would show first in a run, as
+    Python's own error."""
+    with pytest.raises(UnreadableFile, match=why):
+        loaded(with_data(content(kind), change), "a file")

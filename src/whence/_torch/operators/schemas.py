@@ -1,13 +1,15 @@
 """What an operator's schema says: what it changes, which results are views, its functional twin."""
 
+import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, can_auto_functionalize
 from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
@@ -61,6 +63,16 @@ def op_name(target: Any) -> str:
 
 
 _spelled = cache(str)
+
+
+def may_give(target: object, value: object) -> bool:
+    """Whether an operator gives such a thing, as far as its schema says: one tensor, or so many values."""
+    if value is None or not isinstance(target, OpOverload):
+        return True
+    kinds = [str(row.type) for row in target._schema.returns]
+    if kinds == ["Tensor"]:
+        return isinstance(value, Tensor)
+    return len(kinds) < 2 or (isinstance(value, tuple | list) and len(value) == len(kinds))
 
 
 def overloads_of(target: object) -> tuple[OpOverload, ...]:
@@ -169,7 +181,9 @@ def draws(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def other_arguments(target: Any, positional: int, names: Sequence[str]) -> str:
     """What an operator has against a call with so many arguments and these keywords; empty if nothing."""
     if not isinstance(target, OpOverload):
-        return ""
+        is_function = isinstance(target, FunctionType | BuiltinFunctionType)
+        takes = not is_function or _takes(target, positional, names)
+        return "" if takes else f"with {positional + len(names)} arguments"
     arguments = target._schema.arguments
     in_place = [each.name for each in arguments if not each.kwarg_only]
     if positional > len(in_place):
@@ -179,6 +193,15 @@ def other_arguments(target: Any, positional: int, names: Sequence[str]) -> str:
         return f"with the argument {', '.join(unknown)}"
     needed = [each.name for each in arguments if not each.has_default_value() and each.name not in given]
     return f"without the argument {', '.join(needed)}" if needed else ""
+
+
+def _takes(function: Callable[..., Any], positional: int, names: Sequence[str]) -> bool:
+    """Whether a function takes such a call; of some Python does not say what they take."""
+    try:
+        inspect.signature(function).bind(*range(positional), **dict.fromkeys(names))
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)
+    return True
 
 
 def named_arguments(target: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Set
 
 import torch
+from torch import Tensor, fx
 
+from whence._torch.operators.schemas import may_give, op_name
 from whence._torch.pytrees import TreeSpec, tree_unflatten
 from whence.interop.archive.records.checked import Unreadable
 from whence.program import Calls, Convention, FlatProgram, Named, Structure
@@ -41,6 +43,7 @@ def _faults_found(program: FlatProgram) -> Iterator[str]:
     yield from _of_convention(program)
     yield from _of_records(program, nodes)
     yield from _of_signature(program, nodes)
+    yield from _of_values(program)
     yield from _of_modules(program)
     yield from _of_guards(program.guards, program.convention)
     yield from (fault.what for fault in faults(program, without_state=True))
@@ -61,6 +64,8 @@ def _of_calls(calls: Calls, nodes: Set[str]) -> Iterator[str]:
         yield "two calls are one"
     if not {calls.entry, *calls.preserved} <= set(range(len(rows))):
         yield "a call is named that was not made"
+    elif rows[calls.entry].site.path:
+        yield "the program is entered in the middle"
     for row in rows:
         for structure in (row.inputs, row.outputs):
             if structure is not None:
@@ -131,12 +136,38 @@ def _of_signature(program: FlatProgram, nodes: Set[str]) -> Iterator[str]:
     for row in signature.state:
         if not isinstance(row.value, torch.Tensor):
             yield f"{row.path} is no tensor"
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    for row in (*signature.attributes, *signature.inputs):
+        if _kind_of(values.get(row.name)) is not _kind_of(row.value):
+            yield f"{row.path} is something else in the graph"
     for output in signature.outputs:
         if output.of is not None and output.of not in inputs:
             yield f"the output {output.name} is of an input that does not exist"
     for whole in signature.wholes:
         if not set(whole.parts) <= set(inputs):
             yield f"{whole.path} is made of inputs that do not exist"
+
+
+def _kind_of(value: object) -> type:
+    """Whether it is a tensor, which generated code asks for its shape."""
+    return Tensor if isinstance(value, Tensor) else object
+
+
+def _of_values(program: FlatProgram) -> Iterator[str]:
+    """Operators give what they give, and what is looked through is a tensor."""
+    seen = set[tuple[int, type, int]]()
+    for node in program.graph.nodes:
+        value = node.meta.get("val")
+        count = len(value) if isinstance(value, tuple | list) else -1
+        if (key := (id(node.target), type(value), count)) not in seen:
+            seen.add(key)
+            if not may_give(node.target, value):
+                yield f"{node.name} gives something else than {op_name(node.target)}"
+        if record_of(node).is_straight_through:
+            given = node.args[0] if node.args else None
+            known = given.meta.get("val") if isinstance(given, fx.Node) else None
+            if not isinstance(known, Tensor) or not isinstance(value, Tensor):
+                yield f"{node.name} hands on no gradient"
 
 
 def _of_modules(program: FlatProgram) -> Iterator[str]:
@@ -155,6 +186,23 @@ def _of_modules(program: FlatProgram) -> Iterator[str]:
         held += [name for _, name, _ in record.buffers]
         if not {*held} - {None} <= known:
             yield f"{record.path} holds a tensor that is no state of the program"
+    yield from _of_places(program)
+
+
+def _of_places(program: FlatProgram) -> Iterator[str]:
+    """Modules hold their submodules and state where the paths of these say: generated code asks for them."""
+    children = {record.path: record.children for record in program.modules}
+    for path in children:
+        if path and path[-1] not in children[path.parent]:
+            yield f"{path.parent} does not hold the module {path}"
+    held = {
+        record.path.child(row[0]): row[1]
+        for record in program.modules
+        for row in (*record.parameters, *record.buffers, *record.tensors)
+    }
+    for row in program.signature.state:
+        if row.module is not None and row.part is None and held.get(row.attribute_paths[0]) != row.name:
+            yield f"no module holds {row.path}"
 
 
 def _is_said(expected: object) -> bool:

@@ -6,7 +6,7 @@ imported, and what a file calls a class or a function stays a name unless a live
 
 import inspect
 import math
-from collections import namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -339,12 +339,18 @@ def _read_structure(reader: "Reader", row: Any) -> TreeSpec:
     kind, context, children = listed(row)
     inside = [reader.pooled("structures", child) for child in listed(children)]
     if kind is None:
-        return container_spec(namedtuple, _named_tuple(reader, mapping(context)["class"]), inside)
+        named = _named_tuple(reader, mapping(context)["class"])
+        raise_unless(len(getattr(named, "_fields", inside)) == len(inside), "a named tuple has other fields")
+        return container_spec(namedtuple, named, inside)
     known = containers().get(name := _class_said(reader, kind)) or opened(looked_up(name))
     if known is None:
         reader.missing.append(f"the class of containers {name.replace(':', '.')}")
     _refuse_stand_ins(reader, name, context)
-    return container_spec(known or tuple, reader.anything(context), inside)
+    made = reader.anything(context)
+    if known in (dict, OrderedDict, defaultdict):
+        keys = set(made[1] if known is defaultdict else made)
+        raise_unless(len(keys) == len(inside), "a mapping has other keys than values")
+    return container_spec(known or tuple, made, inside)
 
 
 def _refuse_stand_ins(reader: "Reader", container: str, context: Any) -> None:
