@@ -196,9 +196,9 @@ def _of_places(program: FlatProgram) -> Iterator[str]:
         if path and path[-1] not in children[path.parent]:
             yield f"{path.parent} does not hold the module {path}"
     held = {
-        record.path.child(row[0]): row[1]
+        record.path.child(str(name)): of
         for record in program.modules
-        for row in (*record.parameters, *record.buffers, *record.tensors)
+        for name, of, *_ in (*record.parameters, *record.buffers, *record.tensors)
     }
     for row in program.signature.state:
         if row.module is not None and row.part is None and held.get(row.attribute_paths[0]) != row.name:
