@@ -269,11 +269,6 @@ class HoldsThis(Block):
         return super().forward(x) * (2.0 if self.config is THIS else 1.0)
 
 
-class GivenThis(Block):
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * (2.0 if x is THIS else 1.0)
-
-
 class ByVars(Block):
     scale: float
 
@@ -676,18 +671,6 @@ def one_known() -> nn.Module:
     return row
 
 
-class KnownInput(Loop):
-    """A variable knows what one of the layers is given."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        global THIS  # noqa: PLW0603
-        inputs = [x * number for number in range(1, 5)]
-        THIS = inputs[2]
-        results = [layer(given) for layer, given in zip(self.layers, inputs, strict=True)]
-        THIS = None
-        return torch.stack(results).sum(0)
-
-
 def weighted() -> nn.Module:
     """Weights that carry a number."""
     row = Row(ByWeightAttribute)
@@ -770,7 +753,6 @@ CASES: dict[str, Callable[[], nn.Module]] = {
     "a range for each": lambda: numbered(MultipliesBySet, "factors", lambda n: range(1, 3 + n % 2, 2)),
     "written before an inner call": lambda: Row(WritesFirst),
     "HoldsThis": one_known,
-    "GivenThis": lambda: KnownInput(GivenThis),
     "HoldsSlots": lambda: numbered(HoldsSlots, "config", Slotted),
     "WritesSlots": sharing_slots,
     "sets in another order": lambda: numbered(MultipliesBySet, "factors", lambda n: [{1, 9}, {9, 1}][n % 2]),

@@ -6,7 +6,7 @@ does. None of them returns a tensor that shares memory with an argument, or writ
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -322,11 +322,31 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     if composite is _RESHAPE:
         nodes = (*nodes, recorder.as_nodes(list(result.shape)))
     func = composite.operator
+    if func is aten.scaled_dot_product_attention.default and _has_trained_mask(nodes, call.kwargs):
+        recorder.listener.model.taken_apart()
     node = _appended(recorder, func, nodes, dict(call.kwargs), result)
     node.meta |= {MAY_VIEW: True} if composite.may_view else {}
     for position, part in enumerate(result if isinstance(result, tuple) else ()):
         _appended(recorder, operator.getitem, (node, position), {}, part)
     return result
+
+
+def _has_trained_mask(nodes: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether attention is given a mask with a gradient, if gradients are recorded: its kernel, and how the
+    result lies in memory, are others then, and a reshape behind it a view or a copy."""
+    mask = nodes[_MASK] if len(nodes) > _MASK else named.get("attn_mask")
+    waiting, seen = [mask] if isinstance(mask, fx.Node) else [], set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if node.op == "placeholder" and getattr(node.meta.get("val"), "requires_grad", False):
+            return True
+        waiting += (found := set(node.all_input_nodes) - seen)
+        seen |= found
+    return False
+
+
+_MASK = 3
+"""The position of the mask among the arguments of attention."""
 
 
 def _to_be_taken_apart(recorder: "Recorder", composite: Composite) -> None:
