@@ -155,7 +155,6 @@ CASES = (
     case("asks_is_leaf", partial(Asking, lambda y: y.is_leaf)),
     case("asks_is_inference", partial(Asking, lambda y: y.is_inference())),
     case("asks_parameter", partial(Asking, lambda _: False)),
-    case("asks_below_torch", partial(Asking, lambda _: torch._C.is_grad_enabled())),
     case("asks_what_it_made", lambda: Asking(lambda y: made(y).requires_grad).requires_grad_(False)),
     case("counts_writes", partial(Asking, goes(lambda y: y._version))),
     case("copies", partial(Asking, goes(copy.deepcopy))),

@@ -58,14 +58,13 @@ def answered_questions(
 
         return answer
 
-    questions = [(name, question(mode, getattr(torch, name))) for mode, name in _QUESTIONS.items()]
-    held: list[tuple[Any, str, Callable[..., Any]]] = [
-        *((torch, *each) for each in questions),
+    held: list[tuple[Any, str, Callable[..., Any]]] = [  # not in torch._C, where Dynamo looks for its own
+        *((torch, name, question(mode, getattr(torch, name))) for mode, name in _QUESTIONS.items()),
         *((overrides, name, looker(getattr(overrides, name))) for name in _LOOKERS),
     ]
     pairs = [(getattr(owner, name), answer) for owner, name, answer in held]
     with ExitStack() as patches:
-        for owner, name, answer in (*held, *((torch._C, *each) for each in questions)):
+        for owner, name, answer in held:
             patches.enter_context(patched(owner, name, answer))
         yield pairs
 
