@@ -172,10 +172,11 @@ def looked_up_in(code: CodeType) -> frozenset[str]:
     return frozenset(found - others)
 
 
-def _compared(code: CodeType) -> Iterator[Instruction]:
+@lru_cache(maxsize=4096)
+def _compared(code: CodeType) -> tuple[Instruction, ...]:
     """What loads the second of two objects that code compares."""
     pairs = pairwise(get_instructions(code)) if bytes([opmap["IS_OP"]]) in code.co_code else ()
-    return (before for before, now in pairs if now.opname == "IS_OP")
+    return tuple(before for before, now in pairs if now.opname == "IS_OP")
 
 
 def environment_names(code: CodeType) -> Iterator[str]:

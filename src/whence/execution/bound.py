@@ -25,7 +25,7 @@ from whence.hierarchy.emit.differentiable import laid_out, without_gradients
 from whence.hierarchy.value_shapes import described_at
 from whence.program import FlatProgram
 from whence.program.arguments.fitting import other_autocast
-from whence.program.arguments.host_state import HostPlace
+from whence.program.arguments.host_state import HostEffect, HostPlace
 from whence.program.arguments.optimizer_arguments import Step
 from whence.program.arguments.variants import alone
 from whence.program.state import with_state
@@ -205,19 +205,21 @@ class Bound:
                 set_states(drawn)
             return error
         result = begun.finished(values, [*map(_without_history, results)] if self._is_forward else results)
-        for effect in program.guards.leaves:
-            if self._has(effect.place):
-                effect.done({})
+        self._leave(program.guards.leaves)
         if not program.convention.returned:
             return result
         has_loss = bool(program.signature.outputs_of(OutputKind.LOSS))
         return program.convention.handed_back(args, kwargs, result, has_loss)
 
-    def _has(self, place: HostPlace) -> bool:
-        """Whether a place is known, and not in a module of another model."""
-        modules = self._subject.named_modules() if place.is_of_module else ()
-        is_own = any(own_attributes(module) is place.holder for _, module in modules)
-        return not place.is_lost and (is_own or not place.is_of_module)
+    def _leave(self, effects: Sequence[HostEffect]) -> None:
+        """Put what every run leaves where that is known, and not in a module of another model."""
+        known = [effect for effect in effects if not effect.place.is_lost]
+        is_in_modules = any(effect.place.is_of_module for effect in known)
+        modules = self._subject.named_modules() if is_in_modules else ()
+        own = {id(own_attributes(module)) for _, module in modules}
+        for effect in known:
+            if not effect.place.is_of_module or id(effect.place.holder) in own:
+                effect.done({})
 
     def _computed(self, arguments: Sequence[Any]) -> Any:
         return self._graph(*arguments)

@@ -70,20 +70,21 @@ def _lies_there_already(recorder: "Recorder", tensor: Tensor, value: Tensor) -> 
     if held is None:
         return False
     given = recorder.stand_in(value)
+    is_there = share_memory(held, given) and held.storage_offset() == given.storage_offset()
+    return is_there and _are_alike(held, given)
+
+
+def _are_alike(held: Tensor, given: Tensor) -> bool:
+    """Whether two tensors are of one shape, dtype and device, and lie in memory in the same way."""
     is_alike = all(getattr(held, fact) == getattr(given, fact) for fact in _FACTS)
-    return is_alike and share_memory(held, given) and _place_of(held) == _place_of(given)
-
-
-def _place_of(held: Tensor) -> tuple[object, ...]:
-    return held.storage_offset(), held.stride()
+    return is_alike and held.layout is torch.strided and held.stride() == given.stride()
 
 
 def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
     if tensor.requires_grad and not recorder.is_joint:
         return "it requires a gradient, which autograd would look for behind what it had before"
     held, given = recorder.stand_in(tensor), recorder.stand_in(value)
-    is_alike = all(getattr(held, fact) == getattr(given, fact) for fact in _FACTS)
-    if not is_alike or held.layout is not torch.strided or held.stride() != given.stride():
+    if not _are_alike(held, given):
         return "the data has another shape, dtype or device, or lies in memory otherwise"
     if not share_memory(given, held) and any(share_memory(given, taken) for taken in _held_data(recorder)):
         return "both would lie in one memory from then on, and a program has a value for each"

@@ -6,7 +6,7 @@ does. None of them returns a tensor that shares memory with an argument, or writ
 """
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -22,7 +22,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
 from whence._torch.autograd.nodes import below_autograd
 from whence._torch.autograd.switches import switches
-from whence._torch.operators.schemas import short_name
+from whence._torch.operators.schemas import named_arguments, short_name
 from whence._torch.pytrees import tree_flatten
 from whence._torch.record.annotations import note_function
 from whence._torch.record.direct_recording import ComposedMet, NotPlain
@@ -53,11 +53,16 @@ class Composite:
 
     One that `may_view` gives a view or a copy, as sizes have it. Where it was a copy, of open sizes, that is
     what `operator` makes, and the node is marked: if nobody writes to it, every run decides again.
+
+    What is `alike_apart` is made of the same in every grad mode. `mask` is the name of an argument whose
+    gradient decides how the result lies in memory.
     """
 
     operator: OpOverload
     bind: Callable[..., CompositeCall | None] | None = None
     may_view: bool = False
+    alike_apart: bool = False
+    mask: str | None = None
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> CompositeCall | None:
         """The call; None for tensors that stand for many, under autocast, and for what does not fit."""
@@ -237,9 +242,9 @@ _BY_FUNCTION: dict[Any, Composite] = {
     Tensor.matmul: _MATMUL,
     Tensor.__matmul__: _MATMUL,
     Tensor.__rmatmul__: Composite(aten.matmul.default, _reflected),
-    F.scaled_dot_product_attention: Composite(aten.scaled_dot_product_attention.default),
+    F.scaled_dot_product_attention: Composite(aten.scaled_dot_product_attention.default, mask="attn_mask"),
     F.layer_norm: Composite(aten.layer_norm.default),
-    F.dropout: Composite(aten.dropout.default, _dropout),
+    F.dropout: Composite(aten.dropout.default, _dropout, alike_apart=True),
     torch.conv1d: Composite(aten.conv1d.default),
     torch.conv2d: Composite(aten.conv2d.default),
     torch.conv3d: Composite(aten.conv3d.default),
@@ -322,7 +327,9 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     if composite is _RESHAPE:
         nodes = (*nodes, recorder.as_nodes(list(result.shape)))
     func = composite.operator
-    if func is aten.scaled_dot_product_attention.default and _has_trained_mask(nodes, call.kwargs):
+    if composite.mask is not None and _is_trained(
+        named_arguments(func, tuple(nodes), call.kwargs).get(composite.mask)
+    ):
         recorder.listener.model.taken_apart()
     node = _appended(recorder, func, nodes, dict(call.kwargs), result)
     node.meta |= {MAY_VIEW: True} if composite.may_view else {}
@@ -331,11 +338,9 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     return result
 
 
-def _has_trained_mask(nodes: Sequence[Any], named: Mapping[str, Any]) -> bool:
-    """Whether attention is given a mask with a gradient, if gradients are recorded: its kernel, and how the
-    result lies in memory, are others then, and a reshape behind it a view or a copy."""
-    mask = nodes[_MASK] if len(nodes) > _MASK else named.get("attn_mask")
-    waiting, seen = [mask] if isinstance(mask, fx.Node) else [], set[fx.Node]()
+def _is_trained(value: Any) -> bool:
+    """Whether what has a gradient, if gradients are recorded, is among what a value is made of."""
+    waiting, seen = [value] if isinstance(value, fx.Node) else [], set[fx.Node]()
     while waiting:
         node = waiting.pop()
         if node.op == "placeholder" and getattr(node.meta.get("val"), "requires_grad", False):
@@ -345,17 +350,13 @@ def _has_trained_mask(nodes: Sequence[Any], named: Mapping[str, Any]) -> bool:
     return False
 
 
-_MASK = 3
-"""The position of the mask among the arguments of attention."""
-
-
 def _to_be_taken_apart(recorder: "Recorder", composite: Composite) -> None:
     """Say that what a composite is made of, in this grad mode, will be in the graph.
 
-    Views, and a dropout that gives its input or writes to it, are made of the same in every mode.
+    Views are made of the same in every mode.
     """
     model = recorder.listener.model
-    is_same = composite.may_view or composite.operator is aten.dropout.default
+    is_same = composite.may_view or composite.alike_apart
     if not (is_same or recorder.is_inside_composite or model.stops_gradients()):
         model.taken_apart()
 

@@ -182,7 +182,7 @@ def _gradients_beside(
     calls: Mapping[tuple[ModulePath, int], Call],
 ) -> Iterator[Comparison]:
     """A row for each gradient of what a call returned; those of what it is given say where one differs."""
-    known: dict[str, bool] = {}
+    known: dict[str, str] = {}
     for border, gradient in watcher.gradients():
         call = calls.get((border.site.path, border.site.index))
         structure = None if call is None else call.outputs if border.is_returned else call.inputs
@@ -191,23 +191,23 @@ def _gradients_beside(
         if total is None or total not in values:
             continue
         row = _beside(program, ("backward", _with_class(border.site)), total, gradient, values)
-        known[total] = row.equal
+        known[total] = "" if row.equal else _differs_in(program, total, known)
         if border.is_returned:
-            yield row if row.equal else replace(row, differs_in=_differs_in(program, total, known))
+            yield replace(row, differs_in=known[total])
 
 
-def _differs_in(program: FlatProgram, total: str, known: Mapping[str, bool]) -> str:
-    """The calls whose backward makes another gradient of equal ones, at or before this; `known` are those
-    that were compared so far."""
-    made, reached = [], [program.node(total)]
+def _differs_in(program: FlatProgram, total: str, known: Mapping[str, str]) -> str:
+    """The calls whose backward makes another gradient of equal ones, at or before this; `known` says so of
+    those that were compared before, and nothing where one is equal."""
+    made, reached = set[fx.Node](), [program.node(total)]
     while reached:
-        made.append(node := reached.pop())
+        made.add(node := reached.pop())
         for source in node.all_input_nodes:
             origin = origin_of(source)
             if source in made or origin.phase is not Phase.BACKWARD or origin.recomputed:
                 continue
-            if not known.get(source.name, True):
-                return _differs_in(program, source.name, known)
+            if found := known.get(source.name):
+                return found
             reached += [] if source.name in known else [source]
     calls = {site: None for node in sorted(made) for site in program.where(node).calls}
     names = " or ".join(map(_with_class, calls)) or "the model's own code"

@@ -13,7 +13,15 @@ from whence._torch.observe.attribute_reads import TABLES, own_attributes
 from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence._torch.plain_values import PLAIN, same_constant
 from whence.dependence.observed import Change, Left, Read
-from whence.dependence.snapshots import CONTAINERS, Container, Saved, content_of_slots, contents_of, slots_of
+from whence.dependence.snapshots import (
+    CONTAINERS,
+    Container,
+    Saved,
+    content_of_slots,
+    contents_of,
+    same_items,
+    slots_of,
+)
 from whence.tracing.sandbox.probes import plain
 
 _WHOLE = "__dict__"
@@ -70,12 +78,13 @@ class ContainerSnapshot:
 
     def put(self) -> tuple[Change, ...]:
         """The numbers, texts and flags that modules hold now, and did not at the start."""
-        rows = ((module, *row) for module, _ in self._hooks for row in own_attributes(module).items())
-        return tuple(
-            Change(module, name, value)
-            for module, name, value in rows
-            if type(value) in PLAIN and self._start[id(module)].get(name, self) is not value
-        )
+        found = list[Change]()
+        for module, _ in self._hooks:
+            held, before = own_attributes(module), self._start[id(module)]
+            for name, value in () if same_items(held, before) else held.items():
+                if type(value) in PLAIN and before.get(name, self) is not value:
+                    found.append(Change(module, name, value))
+        return tuple(found)
 
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
         for read in reads:

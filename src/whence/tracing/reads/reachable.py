@@ -292,7 +292,7 @@ class Reachable:
             return
         if issubclass(kind, FunctionType):
             self._function(value, path, depth)
-            for inside in () if self._is_user(value.__code__) else functions_inside(value):
+            for inside in () if self._is_user(value.__code__) else _functions_inside(value):
                 self._follow(inside, path, reader, names, depth)
         elif issubclass(kind, ModuleType):
             self._module(value, reader, frozenset(names), depth - 1)
@@ -336,7 +336,7 @@ class Reachable:
     def _class(self, kind: type, code: CodeType, names: Iterable[str], depth: int) -> None:
         """A class of the user's: its attributes, and those of its methods that are called."""
         is_passed_over = is_library(kind.__module__) or issubclass(kind, BaseException)
-        if depth <= 0 or is_passed_over or not is_observable(kind):
+        if depth < 1 or is_passed_over or not is_observable(kind):
             return
         if self._is_new(id(kind), kind):
             if not issubclass(kind, Enum):
@@ -435,7 +435,7 @@ def line_of(reader: Reader) -> str | None:
     return str(Source(outer.co_filename, outer.co_firstlineno, outer.co_qualname))
 
 
-def functions_inside(function: FunctionType) -> tuple[Any, ...]:
+def _functions_inside(function: FunctionType) -> tuple[Any, ...]:
     """The functions that one of a library's was made around: what it wraps, or overloads."""
     held = vars(function)
     overloads = held.get("registry")

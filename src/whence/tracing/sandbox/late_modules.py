@@ -1,7 +1,7 @@
 """Modules that a capture is the first to load: what they make while they are loaded is no part of it."""
 
 import sys
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from importlib import import_module
 from types import FunctionType, ModuleType
@@ -31,7 +31,9 @@ def imported_again(names: Sequence[str], assumed: Any) -> Any:
     return assumed
 
 
-def _late_modules(loaded: Container[str]) -> list[str]:
+def _late_modules(loaded: Set[str]) -> list[str]:
+    if sys.modules.keys() <= loaded:  # as after nearly every capture
+        return []
     new = {
         name: list(vars(module).values())
         for name, module in list(sys.modules.items())
