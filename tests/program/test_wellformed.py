@@ -49,6 +49,13 @@ def attribute_row_missing() -> whence.Program:
     return with_signature(program, attributes=program.signature.attributes[1:])
 
 
+def attribute_row_added() -> whence.Program:
+    program = joint().with_state("attributes")
+    extra = replace(program.signature.attributes[0], name="p_extra")
+    changed = with_signature(program, attributes=(*program.signature.attributes, extra))
+    return changed.with_changes(state={**program.state, "p_extra": program.state["p_first_weight"]})
+
+
 def state_missing() -> whence.Program:
     program = joint()
     return program.with_changes(state={n: t for n, t in program.state.items() if n != "p_first_weight"})
@@ -155,7 +162,10 @@ BROKEN: dict[str, list[tuple[Breaking, str]]] = {
         (input_row_added, "placeholders and inputs differ: p_extra"),
         (input_rows_swapped, "placeholders and inputs differ: their order"),
     ],
-    "attributes_match": [(attribute_row_missing, "get_attr nodes without a row: p_first_weight")],
+    "attributes_match": [
+        (attribute_row_missing, "get_attr nodes without a row: p_first_weight"),
+        (attribute_row_added, "attributes that no get_attr node reads: p_extra"),
+    ],
     "state_present": [
         (state_missing, "first.weight is in the signature and not in the state"),
         (state_of_another_shape, r"first.weight was f32\[4, 4\] at capture, and is f32\[2, 4\] in the state"),

@@ -246,6 +246,42 @@ def test_state_as_attributes() -> None:
     assert program.with_state("inputs").verify(model, (x,)).ok
 
 
+def without_dead_code(module: fx.GraphModule) -> fx.GraphModule:
+    module.graph.eliminate_dead_code()
+    return module
+
+
+def written_anew(module: fx.GraphModule) -> fx.GraphModule:
+    """Another module, that holds what its graph reads and nothing else."""
+    without_dead_code(module)
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(module.graph, {}))
+    return fx.GraphModule(module, graph)
+
+
+def read_under_another_name(module: fx.GraphModule) -> fx.GraphModule:
+    for node in module.graph.find_nodes(op="get_attr"):
+        with module.graph.inserting_before(node):
+            node.replace_all_uses_with(module.graph.get_attr(str(node.target)))
+        module.graph.erase_node(node)
+    return module
+
+
+@pytest.mark.parametrize(
+    "pass_", [whence.rewriting.DeadCode(), without_dead_code, written_anew, read_under_another_name]
+)
+def test_state_that_nobody_reads_stays(pass_: Any) -> None:
+    """A pass that removes what nobody reads leaves the state of the program, attributes as inputs."""
+    model, x = Stack(), torch.randn(3, 4)
+    model.register_buffer("unread", torch.ones(2))
+    model.add_module("spare", nn.Linear(4, 4))
+    program = whence.capture(model, (x,), state="attributes").apply(pass_)
+    check(program)
+    assert program.verify(model, (x,)).ok
+    assert set(program.unflatten().state_dict()) == set(model.state_dict())
+    assert program.with_state("inputs").verify(model, (x,)).ok
+
+
 def test_graph_of_a_copy() -> None:
     """A pass may copy the whole graph module and give back the copy."""
     program, x = stack_program(), torch.randn(3, 4)

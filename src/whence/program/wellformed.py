@@ -98,6 +98,8 @@ def attributes_match(looked: Looked) -> Iterator[Broken]:
     rows = {row.name for row in looked.program.signature.attributes}
     if read - rows:
         yield Broken(f"get_attr nodes without a row: {', '.join(sorted(read - rows))}", min(read - rows))
+    if rows - read:
+        yield Broken(f"attributes that no get_attr node reads: {', '.join(sorted(rows - read))}")
 
 
 def state_present(looked: Looked) -> Iterator[Broken]:

@@ -8,7 +8,7 @@ from typing import Any, Generic
 from torch import fx
 from typing_extensions import TypeVar
 
-from whence._torch.graphs import fake_result, own_copy, replacements_told
+from whence._torch.graphs import fake_result, nested_graph, own_copy, replacements_told
 from whence.errors import Fault, LostProvenance, Place, SelectionError, UsageError
 from whence.program import FlatProgram
 from whence.program.arguments.variants import alone
@@ -115,9 +115,7 @@ def track(program: P, name: str, options: str = "") -> Iterator[Edit[P]]:
 
 def _finished_edit(edit: Edit[P], old: WorkingCopy, told: Told) -> P:
     _refuse_stale_nodes(old)
-    module = edit.graph_module
-    if module is not old.working:
-        module = own_copy(module, old.program.name)
+    module = _with_state(edit, old)
     graph = module.graph
     said = _said(edit, graph)
     now = after(old, graph, told)
@@ -138,6 +136,23 @@ def _finished_edit(edit: Edit[P], old: WorkingCopy, told: Told) -> P:
         raise _error(edit.name, graph, broken)
     clean(graph)
     return edited
+
+
+def _with_state(edit: Edit, old: WorkingCopy) -> fx.GraphModule:
+    """What the block left, as a module of our own. State that it holds as attributes stays as inputs do: what
+    removes operations that nobody reads takes their nodes along."""
+    module = edit.graph_module
+    read = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
+    gone = [row for row in old.program.signature.attributes if row.path not in read]
+    if module is not old.working:
+        module = own_copy(module, old.program.name)
+    behind_inputs = next(node for node in module.graph.nodes if node.op != "placeholder")
+    with module.graph.inserting_before(behind_inputs):
+        for row in gone:
+            module.graph.create_node("get_attr", row.path).meta = dict(old.nodes[row.name].meta)
+    if not gone or module is old.working:
+        return module
+    return own_copy(module, old.program.name, {row.path: old.program.state[row.name] for row in gone})
 
 
 def _entry(edit: Edit[P], old: WorkingCopy, now: After, sources: NodeSources) -> PassEntry:
@@ -167,6 +182,8 @@ def _name_inputs(old: WorkingCopy, now: After) -> None:
             node.meta.setdefault("val", old.nodes[name].meta.get("val"))
         if node.op == "placeholder" and node.name != name:
             node.name = node.target = name
+        if node.op == "get_attr" and nested_graph(node) is None:
+            node.name = name
 
 
 def evaluate(graph: fx.Graph) -> None:

@@ -96,6 +96,26 @@ def test_an_empty_batch(program: whence.Program) -> None:
     assert program.verify(model, (empty,)).ok
 
 
+class HeadsOfOneBatch(nn.Module):
+    """Attention over two arguments that are cut into heads by the batch of the first."""
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        keys, queries = (value.reshape(x.shape[0], -1, 2, 4).transpose(1, 2) for value in (x, y))
+        return nn.functional.scaled_dot_product_attention(queries, keys, keys)
+
+
+def test_a_length_that_divides_by_a_batch() -> None:
+    """Where there is no batch there is no length either: such a call is refused, and others are right."""
+    auto = {0: Dim.AUTO, 1: Dim.AUTO}
+    model = HeadsOfOneBatch()
+    program = whence.capture(
+        model, (torch.randn(3, 5, 8), torch.randn(3, 6, 8)), dynamic_shapes={"x": auto, "y": auto}
+    )
+    assert program.verify(model, (torch.randn(2, 7, 8), torch.randn(2, 4, 8))).ok
+    with pytest.raises(whence.CallError, match="must be at least 1"):
+        program.module()(torch.randn(0, 7, 8), torch.randn(0, 4, 8))
+
+
 def test_a_capture_with_symbols_leaves_no_trace() -> None:
     """Kernels, settings and the model are as before, also after an error."""
     model, args = Stack(), (torch.randn(3, 5, 8),)

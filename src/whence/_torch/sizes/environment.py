@@ -29,7 +29,15 @@ from torch.utils._sympy.functions import ToFloat
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from whence._torch.sizes.expressions import asks_for_one, divisor, in_words, is_implied, linear, spell
+from whence._torch.sizes.expressions import (
+    asks_for_one,
+    divisor,
+    in_words,
+    is_implied,
+    linear,
+    spell,
+    value_where,
+)
 
 
 @dataclass(frozen=True)
@@ -245,7 +253,7 @@ class SizeEnvironment(ShapeEnv):
         return bool(self.replace(symbol) == symbol)
 
     def with_one(self, size: Any, symbol: Any) -> int:
-        """The number that a size of the example would be if this symbol were 1."""
+        """The number that a size of the example would be if this symbol were 1; raises `ZeroDivisionError`."""
         if not isinstance(size, SymInt):
             return int(size)
         found = self.replace(size.node.expr).xreplace({**self.backed_var_to_val, symbol: sympy.Integer(1)})
@@ -259,7 +267,7 @@ class SizeEnvironment(ShapeEnv):
     def admit(self, name: str, number: int) -> None:
         """Require no more what rules out that a size is this number: exported programs ask for it."""
         known = {self.bases[name]: sympy.Integer(number)}
-        self.guards[:] = [row for row in self.guards if row.expr.xreplace(known) is not sympy.false]
+        self.guards[:] = [row for row in self.guards if value_where(row.expr, known) is not sympy.false]
 
     def require_nonzero(self, divisor: Any) -> None:
         """Require of a divisor that it is not 0: C++ gives infinity then, and Python an error."""
@@ -270,7 +278,8 @@ class SizeEnvironment(ShapeEnv):
         """Note that sizes must not be 0; symbols count as positive, so a condition would say nothing."""
         for found in [self.replace(size.node.expr) for size in sizes if isinstance(size, SymInt)]:
             for symbol in found.free_symbols:
-                if found.xreplace({symbol: sympy.Integer(0)}) == 0 and self.range_of(symbol)[0] < 1:
+                empty = value_where(found, {symbol: sympy.Integer(0)})
+                if empty in (None, 0) and self.range_of(symbol)[0] < 1:
                     self.filled.setdefault(symbol, self.listener.where())
 
     def range_of(self, symbol: Any) -> tuple[int, int | None]:

@@ -107,6 +107,14 @@ def _span(condition: Any) -> tuple[Any, Any] | None:
     return spans.get(type(turned), (value, value))
 
 
+def value_where(found: Any, numbers: Mapping[Any, Any]) -> Any:
+    """An expression where symbols are these numbers; None where it divides by 0 then."""
+    try:
+        return found.xreplace(numbers)
+    except ZeroDivisionError:
+        return None
+
+
 def are_same_at(left: Any, right: Any, at: Mapping[str, int]) -> bool:
     """Whether sizes of two environments are the same, where some, by name, are these numbers."""
     numbers = {sympy.Symbol(name, integer=True): number for name, number in at.items()}

@@ -96,6 +96,7 @@ def _recognise(found: After, old: WorkingCopy, is_working_copy: bool) -> None:
     if not is_working_copy:
         found.kept |= {name: node for name, node in _borders(found, old) if name not in found.kept}
         found.is_bare = not any(old.nodes[mark].op == "call_function" for mark in marked)
+    found.kept |= {name: node for name, node in _attributes(found, old) if name not in found.kept}
     if found.is_bare:
         _recompute(found, old)
 
@@ -131,6 +132,14 @@ def _borders(found: After, old: WorkingCopy) -> Iterator[tuple[str, fx.Node]]:
         yield from ((before.name, node) for node, before in pairs if _layout(node) == _layout(before))
     yield from ((name, node) for node, name in named.items())
     yield from ((node.name, found.graph.output_node()) for node in old.nodes.values() if node.op == "output")
+
+
+def _attributes(found: After, old: WorkingCopy) -> Iterator[tuple[str, fx.Node]]:
+    """What reads state of the program at its place in the module is what read it before."""
+    names = {row.path: row.name for row in old.program.signature.attributes}
+    for node in found.graph.find_nodes(op="get_attr") if names else ():
+        if (name := names.get(str(node.target))) is not None:
+            yield name, node
 
 
 def _changed(before: fx.Node, now: fx.Node) -> bool:

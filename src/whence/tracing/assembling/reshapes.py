@@ -96,10 +96,13 @@ def _symbols(value: Tensor) -> Iterator[Any]:
 
 def _lies_in_columns(source: Tensor, result: Tensor, symbol: Any, environment: "SizeEnvironment") -> bool:
     """Whether eager's reshape gives a matrix whose columns lie in memory one by one where `symbol` is 1."""
-    shape, strides, wanted = (
-        [environment.with_one(size, symbol) for size in sizes]
-        for sizes in (source.shape, source.stride(), result.shape)
-    )
+    try:
+        shape, strides, wanted = (
+            [environment.with_one(size, symbol) for size in sizes]
+            for sizes in (source.shape, source.stride(), result.shape)
+        )
+    except ZeroDivisionError:  # no call has such a size
+        return False
     found = torch.empty_strided(shape, strides, device="meta").reshape(wanted)
     rows, columns = found.stride()
     return rows == 1 and columns == found.shape[0] and found.shape[1] > 1
