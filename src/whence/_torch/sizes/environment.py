@@ -253,7 +253,7 @@ class SizeEnvironment(ShapeEnv):
         return bool(self.replace(symbol) == symbol)
 
     def with_one(self, size: Any, symbol: Any) -> int:
-        """The number that a size of the example would be if this symbol were 1; raises `ZeroDivisionError`."""
+        """The number that a size of the example would be were this symbol 1; raises `ZeroDivisionError`."""
         if not isinstance(size, SymInt):
             return int(size)
         found = self.replace(size.node.expr).xreplace({**self.backed_var_to_val, symbol: sympy.Integer(1)})
