@@ -132,6 +132,31 @@ def test_rows_38_39_stacks_of_a_program_that_was_read() -> None:
     assert node.meta["nn_module_stack"]["L__self__0"] == ("0", "torch.nn.modules.linear.Linear")
 
 
+class Settings:
+    """Holds how much."""
+
+    def __init__(self) -> None:
+        self.scale = 2.0
+
+
+class WithSettings(nn.Module):
+    """Reads an attribute of an object that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.settings = nn.Linear(4, 4), Settings()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.settings.scale
+
+
+def test_the_class_of_the_root_is_that_of_the_model() -> None:
+    """And not that of an object that the model reads."""
+    back = whence.from_exported_program(whence.capture(WithSettings(), (X,)).to_exported_program())
+    assert back.name == "WithSettings"
+    assert isinstance(back.unflatten(onto=WithSettings()), WithSettings)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_models_go_out_and_come_back(name: str) -> None:
     """Models of the table become exported programs, and come back, bit for bit."""

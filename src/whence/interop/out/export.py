@@ -300,7 +300,7 @@ def classes_of(program: FlatProgram) -> dict[str, str]:
     """The full names of the classes of modules by path, as guards know them or the exporter said them."""
     guarded = {}
     for row in program.guards:
-        if isinstance(row.expected, ExpectedHolder):
+        if isinstance(row.expected, ExpectedHolder) and row.kind in (GuardKind.CLASS, GuardKind.SUBMODULE):
             path, kind = row.what if row.kind is GuardKind.SUBMODULE else "", row.expected.type
             guarded[path] = f"{kind.__module__}.{kind.__qualname__}"
     stacks = (node.meta.get(STACK) or {} for node in program.graph.nodes)
