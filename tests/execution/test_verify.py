@@ -131,6 +131,39 @@ class Checkpointed(nn.Module):
         return found
 
 
+class Ranked(nn.Module):
+    """Returns three values, of which others read the last first, and one not at all."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return x.sin(), x[0].cos(), x.mean(-1)
+
+
+class ReadsTwo(nn.Module):
+    """Reads the last and the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Ranked()
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, _, last = self.inner(x)
+        return last.exp()[..., None] + first
+
+
+def test_results_of_calls_in_an_exported_program_are_known_by_their_values() -> None:
+    """Of which of a call's results a value is the graph does not say; a wrong one is found."""
+    model = ReadsTwo()
+    program = whence.from_exported_program(torch.export.export(model, (X,), strict=False))
+    assert program.verify(model, (X,), by="call").ok
+    with program.track("wrong") as edit:
+        (sine,) = edit.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)
+        sine.target = torch.ops.aten.tanh.default
+    found = edit.program.verify(model, (X,), by="call")
+    assert not found.ok
+    assert found.divergence is not None
+    assert found.divergence.startswith("inner (Ranked)")
+
+
 def test_calls_of_a_step_are_compared() -> None:
     """Also where a model runs twice and a checkpoint runs modules again; the first that differs is named."""
     model = Checkpointed()

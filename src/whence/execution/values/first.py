@@ -21,7 +21,7 @@ from whence.execution.compare import Comparison, beside
 from whence.execution.running import differentiate
 from whence.execution.values.walk import Given, detached, inputs_of, walk
 from whence.program import FlatProgram, Named
-from whence.program.calls import Call, Leaf
+from whence.program.calls import Call, Leaf, Structure
 from whence.program.node_records import origin_of, record_of
 from whence.program.plain import AsJSON, plain_fields
 from whence.program.signature import Input, describe
@@ -169,10 +169,31 @@ def calls_beside(program: FlatProgram, watcher: "Watcher", values: Mapping[str, 
         if call is None:
             yield Comparison("call", name, equal=False, note="which runs in eager and not in the program")
         elif call.outputs is not None:  # in a branch, which may not be the one that is taken, it is None
-            for leaf, value in zip(call.outputs.leaves, leaves, strict=False):
-                if isinstance(leaf, Named) and leaf.name in values and isinstance(value, Tensor):
-                    yield _beside(program, ("call", name), leaf.name, value, values)
+            for leaf, value in _returned_beside(program, call.outputs, leaves, values):
+                yield _beside(program, ("call", name), leaf, value, values)
     yield from _gradients_beside(program, watcher, values, calls)
+
+
+def _returned_beside(
+    program: FlatProgram, outputs: Structure, leaves: Sequence[Any], values: Mapping[str, Any]
+) -> Iterator[tuple[str, Tensor]]:
+    """The nodes of what a call returns, each with what it was in eager.
+
+    Of a call in a graph of others it is known which of its values are read, and not as which of its results:
+    a node is beside the equal one, or else beside the only one that is like it.
+    """
+    if program.guards.rows:
+        for leaf, value in zip(outputs.leaves, leaves, strict=False):
+            if isinstance(leaf, Named) and leaf.name in values and isinstance(value, Tensor):
+                yield leaf.name, value
+        return
+    tensors = [value for value in leaves if isinstance(value, Tensor)]
+    read = ((name, now) for name in outputs.names if isinstance(now := values.get(name), Tensor))
+    for name, now in read:
+        like = [value for value in tensors if value.shape == now.shape]
+        equal = [value for value in like if same_bits(value, now)]
+        if equal or len(like) == 1:
+            yield name, (equal or like)[0]
 
 
 def _gradients_beside(
