@@ -11,6 +11,7 @@ from tests import zoo
 from tests.checks import leaves_no_trace
 from tests.models import case, mean_sine
 from tests.tracing.writing import sines
+from whence._torch.observe.hooks import hooks_on_gradient
 from whence.errors import UsageError
 
 X = torch.randn(2, 3, zoo.WIDTH)
@@ -244,6 +245,32 @@ def test_the_call_whose_backward_differs_is_named(make: Any) -> None:
     assert found.divergence == wrong.verify(model, (X,)).divergence
     rows = [row for row in found.rows if row.kind == "backward" and not row.equal]
     assert rows and {row.differs_in for row in rows} == {found.divergence}
+
+
+@pytest.mark.parametrize("takes_a_step", [False, True], ids=["joint", "step"])
+def test_the_call_whose_parameter_gets_another_gradient_is_named(takes_a_step: bool) -> None:
+    """Where no call returns or hands on anything else; in a step the optimizer is no cause."""
+    model: Any = nn.Sequential(zoo.Mlp(), zoo.Mlp())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: Tensor) -> None:
+        mean_sine(model(x)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    if takes_a_step:
+        program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    else:
+        program = whence.capture(model, (X,), backward=mean_sine)
+    with program.track("wrong") as edit:
+        node = edit.node(program.select("1.up :: aten.sum.dim_IntList :: backward")[0].name)
+        node.target = torch.ops.aten.mean.dim
+    for found in (edit.program.verify(model, (X,)), edit.program.verify(model, (X,), by="call")):
+        assert found.divergence is not None and found.divergence.startswith("1.up (Linear), at ")
+        assert hooks_on_gradient(model[1].up.bias) == ()
+    wrong = [row.name for row in found.rows if row.kind in ("gradient", "call", "backward") and not row.equal]
+    assert wrong == ["1.up.bias"]
 
 
 @pytest.mark.sample(2)

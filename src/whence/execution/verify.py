@@ -149,9 +149,21 @@ def refuse_unknown(by: str | None, atol: float | None = None) -> None:
 
 
 def with_calls(found: Verification, calls: Iterable[Comparison]) -> Verification:
-    """What each call returns, and its gradient, too; the first that differs is the divergence."""
+    """What each call returns, and its gradient, too; the first that differs is the divergence.
+
+    The gradient of a parameter that both found unequal is one row, which says where it differs.
+    """
     rows = tuple(calls)
-    return replace(found, rows=(*found.rows, *rows), divergence=found.divergence or first_unequal(rows))
+    told = {row.name: row for row in rows if row.kind == "gradient" and not row.equal}
+    before = [_with_culprit(row, told) for row in found.rows]
+    others = [row for row in rows if row.kind != "gradient" or row.name in told]
+    return replace(found, rows=(*before, *others), divergence=found.divergence or first_unequal(rows))
+
+
+def _with_culprit(row: Comparison, told: dict[str, Comparison]) -> Comparison:
+    if row.kind != "gradient" or row.equal or row.name not in told:
+        return row
+    return replace(row, differs_in=told.pop(row.name).differs_in)
 
 
 def _without_gradients(program: FlatProgram) -> UsageError:

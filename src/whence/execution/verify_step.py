@@ -14,7 +14,6 @@ from torch import Tensor, fx
 
 from whence._torch.graphs import nodes_in
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
-from whence._torch.observe.module_calls import observed_modules
 from whence._torch.observe.training_steps import as_one_optimizer, is_stepping, members_of, schedules_in
 from whence._torch.pytrees import tree_flatten
 from whence._torch.tensors import untouched
@@ -74,7 +73,7 @@ def verify_step(
     def by_call() -> Iterator[Comparison]:
         noting, watcher = _Noting(program, model, optimizer, check), Watcher(subject)
         run(noting)
-        run(partial(_watched_call, watcher, step.call))
+        run(watcher.watching(program)(step.call))
         return calls_beside(program, watcher, noting.noted)
 
     begins = seed_of_its_way(program, partial(run_program, program))
@@ -104,11 +103,6 @@ class _Noting(Bound):
                 value = values[node.name]  # which may lie in state that the step writes when it is over
                 self.noted[node.name] = value.clone() if isinstance(value, Tensor) else value
         return fx.map_arg(results, lambda node: values[node.name])
-
-
-def _watched_call(watcher: Watcher, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    with observed_modules(watcher):
-        return call(*args, **kwargs)
 
 
 def with_step(program: P, call: Callable[..., Any] | None, optimizer: object) -> P:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils.hooks import RemovableHandle
 
 from whence._torch.autograd.nodes import inside_backward
 from whence._torch.observe.hooks import hooks_on_gradient
@@ -28,7 +29,7 @@ from whence.program.signature import Input, describe
 from whence.provenance import CallSite, ModulePath, Origin
 from whence.schema import InputKind, Phase, Quality
 from whence.tracing.listening.call_names import CallNames
-from whence.tracing.target.subject import Subject
+from whence.tracing.target.subject import Subject, tensors_by_name
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def by_call(program: FlatProgram, subject: Subject, start: Start) -> Iterator[Co
 def _watched(program: FlatProgram, subject: Subject, args: Any, kwargs: Any) -> tuple["Watcher", list[Any]]:
     """The calls of a run of eager, and the gradients that it began with."""
     watcher = Watcher(subject, has_backward=program.has_backward)
-    with observed_modules(watcher):
+    with watcher.watching(program):
         result = subject.call(*args, **kwargs)
         if not program.has_backward:
             return watcher, []
@@ -202,19 +203,32 @@ def _gradients_beside(
     values: Mapping[str, Any],
     calls: Mapping[tuple[ModulePath, int], Call],
 ) -> Iterator[Comparison]:
-    """A row for each gradient of what a call returned; those of what it is given say where one differs."""
+    """A row for each gradient of what a call returned, and of a parameter; those of what a call is given say
+    where one differs."""
     known: dict[str, str] = {}
     for border, gradient in watcher.gradients():
-        call = calls.get((border.site.path, border.site.index))
-        structure = None if call is None else call.outputs if border.is_returned else call.inputs
-        leaves = () if structure is None else structure.leaves
-        total = gradient_of(program, leaves[border.at]) if border.at < len(leaves) else None
+        total = gradient_of(program, _leaf_at(border, calls))
         if total is None or total not in values:
             continue
-        row = _beside(program, ("backward", _with_class(border.site)), total, gradient, values)
+        row = _beside(program, _kind_and_name(program, border), total, gradient, values)
         known[total] = "" if row.equal else _differs_in(program, total, known)
-        if border.is_returned:
+        if isinstance(border, str) or border.is_returned:
             yield replace(row, differs_in=known[total])
+
+
+def _kind_and_name(program: FlatProgram, border: "_Border | str") -> tuple[str, str]:
+    if isinstance(border, str):
+        return "gradient", program.input(border).path
+    return "backward", _with_class(border.site)
+
+
+def _leaf_at(border: "_Border | str", calls: Mapping[tuple[ModulePath, int], Call]) -> Leaf | None:
+    if isinstance(border, str):
+        return Named(border)
+    call = calls.get((border.site.path, border.site.index))
+    structure = None if call is None else call.outputs if border.is_returned else call.inputs
+    leaves = () if structure is None else structure.leaves
+    return leaves[border.at] if border.at < len(leaves) else None
 
 
 def _differs_in(program: FlatProgram, total: str, known: Mapping[str, str]) -> str:
@@ -246,8 +260,9 @@ def _beside(
     return found if found.equal else replace(found, note=f"{found.note}, {line}" if found.note else line)
 
 
-def gradient_of(program: FlatProgram, leaf: Leaf) -> str | None:
-    """The node that holds the gradient of what a call returned; None where none does, or a pass merged it."""
+def gradient_of(program: FlatProgram, leaf: Leaf | None) -> str | None:
+    """The node that holds the gradient of a parameter, or of what a call returned; None where none does, or
+    a pass merged it."""
     if not isinstance(leaf, Named):
         return None
     record = record_of(program.node(leaf.name))
@@ -255,9 +270,11 @@ def gradient_of(program: FlatProgram, leaf: Leaf) -> str | None:
 
 
 def border_gradients(program: FlatProgram) -> set[str]:
-    """The nodes that hold gradients of what calls are given and return."""
+    """The nodes that hold gradients of parameters, and of what calls are given and return."""
     borders = [each for call in program.calls for each in (call.inputs, call.outputs) if each is not None]
-    totals = (gradient_of(program, leaf) for each in borders for leaf in each.leaves)
+    leaves = [leaf for each in borders for leaf in each.leaves]
+    leaves += [Named(row.name) for row in program.signature.inputs_of(InputKind.PARAMETER)]
+    totals = (gradient_of(program, leaf) for leaf in leaves)
     return {total for total in totals if total is not None}
 
 
@@ -287,22 +304,36 @@ class _Border(NamedTuple):
 
 
 class Watcher:
-    """Notes what every module call returns, in the order in which they finish, and the gradients of that and
-    of what it is given.
+    """Notes what every module call returns, in the order in which they finish, and the gradients of that, of
+    what it is given, and of parameters.
 
     Those are noted by hooks on the tensors, which compute nothing.
     """
 
     def __init__(self, subject: Subject, *, has_backward: bool = True) -> None:
         self.finished: list[tuple[CallSite, list[Any]]] = []
-        self._arrived: list[tuple[_Border, Tensor]] = []
+        self._arrived: list[tuple[_Border | str, Tensor]] = []
         self._has_backward = has_backward
         self._names = CallNames(subject)
+        self._parameters = tensors_by_name(subject)
 
-    def gradients(self) -> Iterator[tuple[_Border, Tensor]]:
+    def gradients(self) -> Iterator[tuple[_Border | str, Tensor]]:
         """In the order of the backward; where several backwards reach a value, none."""
         times = Counter(border for border, _ in self._arrived)
         return (row for row in self._arrived if times[row[0]] == 1)
+
+    @contextmanager
+    def watching(self, program: FlatProgram) -> Iterator[None]:
+        """Watch what runs inside, and the parameters of this program."""
+        rows = [row for row in program.signature.inputs_of(InputKind.PARAMETER) if row.part is None]
+        held = [(row.name, self._parameters.get(row.path)) for row in rows]  # a loss may have its own
+        hooks = [self._hook(name, each) for name, each in held if each is not None and each.requires_grad]
+        try:
+            with observed_modules(self):
+                yield
+        finally:
+            for hook in filter(None, hooks):
+                hook.remove()
 
     @contextmanager
     def called(self, module: nn.Module, args: Any, kwargs: Any) -> Iterator[ObservedCall]:
@@ -311,7 +342,7 @@ class Watcher:
             yield ObservedCall(lambda _result: None)
             return
         with self._names.calling(module, path) as site:
-            self._hook(site, tree_flatten((args, kwargs))[0], is_returned=False)
+            self._hook_each(site, tree_flatten((args, kwargs))[0], is_returned=False)
             yield ObservedCall(lambda result: self._note(site, result))
 
     def accessed(self, parent: nn.Module, name: str, child: nn.Module) -> None:
@@ -319,17 +350,23 @@ class Watcher:
 
     def _note(self, site: CallSite, result: Any) -> None:
         leaves, _ = tree_flatten(result)
-        self._hook(site, leaves, is_returned=True)
+        self._hook_each(site, leaves, is_returned=True)
         self.finished.append(
             (site, [leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves])
         )
 
-    def _hook(self, site: CallSite, leaves: Sequence[Any], *, is_returned: bool) -> None:
-        for at, leaf in enumerate(leaves if self._has_backward else ()):
-            if isinstance(leaf, Tensor) and leaf.grad_fn is not None and not self._is_changed(leaf):
-                leaf.register_hook(partial(self._note_gradient, _Border(site, is_returned, at)))
+    def _hook_each(self, site: CallSite, leaves: Sequence[Any], *, is_returned: bool) -> None:
+        for at, leaf in enumerate(leaves):
+            if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+                self._hook(_Border(site, is_returned, at), leaf)
 
-    def _note_gradient(self, border: _Border, gradient: Tensor) -> None:
+    def _hook(self, border: _Border | str, tensor: Tensor) -> RemovableHandle | None:
+        if not self._has_backward or self._is_changed(tensor):
+            return None
+        hook: RemovableHandle = tensor.register_hook(partial(self._note_gradient, border))
+        return hook
+
+    def _note_gradient(self, border: _Border | str, gradient: Tensor) -> None:
         self._arrived.append((border, gradient.detach().clone()))
 
     def _is_changed(self, leaf: Tensor) -> bool:
