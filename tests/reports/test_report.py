@@ -91,7 +91,8 @@ def test_data_and_tables_hold_the_same() -> None:
     assert data["ok"] is report.ok is True
     lines = report.to_csv().splitlines()
     assert len(lines) == 1 + len(data["rows"])
-    assert lines[0].split(",") == list(data["rows"][0])
+    assert lines[0].split(",") == ["call", *data["rows"][0]]
+    assert [line.partition(",")[0] for line in lines[1:4]] == ["(program)", "(root)", "0"]
     assert report.to_markdown().splitlines()[1].startswith("| --- | --- | ---: |")
 
 

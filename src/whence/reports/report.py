@@ -63,8 +63,8 @@ class Report(OpensInNotebook, AsJSON):
         return {"program": self.program, "ok": self.ok, "rows": rows, **cost, "memory": self.memory.to_dict()}
 
     def to_csv(self) -> str:
-        """A line for each call, unfolded, in plain numbers."""
-        rows = [plain_row(row) for row in self.rows]
+        """A line for each call, unfolded, in plain numbers; `call` names it as the tables do."""
+        rows = [{"call": _name(row), **plain_row(row)} for row in self.rows]
         text = StringIO()
         writer = csv.DictWriter(text, rows[0], lineterminator="\n")
         writer.writeheader()
@@ -196,10 +196,12 @@ def _cells(rows: Sequence[ModuleRow]) -> tuple[list[str], list[list[str]]]:
 def label(shown: FoldedRow) -> str:
     """A call as a row of a tree names it; equal neighbours are one row."""
     row = shown.row
-    if row.depth == 0:
-        return "(program)"
-    name = row.path or "(root)"
-    called = f"{name}@{row.index}" if row.index else name
     others = "" if shown.last == row.path else f" … {shown.last.rpartition('.')[2]}"
     several = f"{others}  × {shown.times}" if shown.times > 1 else ""
-    return "  " * (row.depth - 1) + called + several
+    return "  " * (row.depth - 1) + _name(row) + several
+
+
+def _name(row: ModuleRow) -> str:
+    """The program itself is not the call of the model in it."""
+    name = row.path or ("(root)" if row.depth else "(program)")
+    return f"{name}@{row.index}" if row.index else name
