@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,6 +24,7 @@ import whence
 from tests import zoo
 from tests.checks import Backward, leaves_no_trace, same_bits
 from tests.models import case
+from whence.tracing.sandbox.capture_lock import without_collection
 
 WIDTH = zoo.WIDTH
 PAUSE = 0.002
@@ -440,3 +443,20 @@ def test_mode_of_another(mode: Callable[[], AbstractContextManager[object]]) -> 
     with mode(), leaves_no_trace(model), suppress(Exception):
         whence.capture(model, (X,))
     assert whence.capture(model, (X,)).verify(model, (X,)).ok
+
+
+class Circle:
+    """Holds itself, as graphs hold their nodes and these their graphs."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+
+def test_what_nobody_holds_any_more_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs thrown away one after the other: the collector does not count what it is told is old."""
+    monkeypatch.setattr(gc, "get_objects", lambda: range(500_000))  # however many tests left
+    made: list[weakref.ref[Circle]] = []
+    for _ in range(4):
+        without_collection(lambda: made.extend(weakref.ref(Circle()) for _ in range(100_000)))
+    assert sum(ref() is not None for ref in made) <= 200_000
+    assert gc.isenabled()

@@ -34,6 +34,37 @@ def _is_mine() -> bool:
     return _turn._is_owned()  # type: ignore[attr-defined, no-any-return]
 
 
+class _Old:
+    """How many objects Python's collector was told are old, since it looked through those.
+
+    It reckons with those only that it finds old itself: programs that nobody holds any more would stay.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._collections = 0, 0
+
+    def look(self) -> None:
+        """Let it look through all where a third of them came since it did so."""
+        done = gc.get_stats()[-1]["collections"]
+        if done != self._collections:
+            self._count, self._collections = 0, done
+        if self._count > _MANY and self._count * 3 > len(gc.get_objects()):
+            gc.collect()
+
+    def grow(self) -> None:
+        """Let everything that is alive count as old: most of it is the program, which nobody throws away soon.
+
+        Python collects by age; to freeze and thaw objects is how it is told that they are old.
+        """
+        self._count += gc.get_count()[0]
+        gc.freeze()
+        gc.unfreeze()
+
+
+_MANY = 100_000
+_old = _Old()
+
+
 def without_collection(work: Callable[[], Result]) -> Result:
     """Let Python's collector wait: a capture makes many objects that live on, and looking through all of
     them again and again would take a third of its time."""
@@ -41,17 +72,9 @@ def without_collection(work: Callable[[], Result]) -> Result:
 
     def run() -> Result:
         if gc.isenabled():
-            undoing.later(gc.enable, *([] if frozen else [_grown_old]))
+            _old.look()
+            undoing.later(gc.enable, *([] if frozen else [_old.grow]))
             gc.disable()
         return work()
 
     return undoing.around(run)
-
-
-def _grown_old() -> None:
-    """Let everything that is alive count as old: most of it is the program, which nobody throws away soon.
-
-    Python collects by age; to freeze and thaw objects is how it is told that they are old.
-    """
-    gc.freeze()
-    gc.unfreeze()
