@@ -1,7 +1,8 @@
 """Fake tensors made directly, without the converter that PyTorch keeps for special ones."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -73,6 +74,17 @@ def fake_like(
     """A fake tensor on the device of `like` with a layout of its own; of its dtype, if no other is given."""
     empty = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype or like.dtype, device="meta")
     return FakeTensor(mode, empty, like.device)
+
+
+@contextmanager
+def told_alone(mode: FakeTensorMode) -> Iterator[None]:
+    """What operators make of fake tensors, where that can be told without memory; what is wrong is raised,
+    and written in no log."""
+    with patched(mode, "allow_fallback_kernels", False), patched(_LOG, "disabled", True), mode:
+        yield
+
+
+_LOG = logging.getLogger(FakeTensorMode.__module__)
 
 
 class FakeMaker:

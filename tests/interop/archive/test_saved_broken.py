@@ -233,6 +233,20 @@ def _one_for_many(data: Any) -> None:
     graph["values"][at] = graph["values"][0]
 
 
+def _read_otherwise(data: Any) -> None:
+    """The first layer reads the weight of the last."""
+    graph = data["graphs"][0]
+    first, last = (graph["names"].index(f"p_{layer}_weight") for layer in (0, 4))
+    graph["reads"][graph["reads"].index(first)] = last
+
+
+def _other_shape(data: Any) -> None:
+    """What the first layer gives is as large as what the second is given."""
+    graph = data["graphs"][0]
+    at = graph["names"].index("linear")
+    graph["values"][at] = graph["values"][0]
+
+
 def _three_arguments(data: Any) -> None:
     at = data["tables"]["targets"].index(["function", "operator.getitem"])
     graph = data["graphs"][0]
@@ -251,6 +265,8 @@ def _three_arguments(data: Any) -> None:
         ("constants", _more_keys, "other keys than values"),
         ("joint", _one_for_many, "gives something else than aten"),
         ("preserved", lambda data: data["calls"].update(entry=2), "is entered in the middle"),
+        ("forward", _read_otherwise, "linear, aten.linear.default: "),
+        ("forward", _other_shape, r"linear, aten.linear.default: it gives f32\[3, 8\]"),
         ("forward", _three_arguments, "getitem with 3 arguments"),
     ],
 )

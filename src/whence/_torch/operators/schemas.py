@@ -75,6 +75,13 @@ def may_give(target: object, value: object) -> bool:
     return len(kinds) < 2 or (isinstance(value, tuple | list) and len(value) == len(kinds))
 
 
+def gives_tensors(target: object) -> bool:
+    """Whether it is an operator of PyTorch's own that gives so many tensors, whatever it is given."""
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return False
+    return {str(row.type) for row in target._schema.returns} == {"Tensor"}
+
+
 def overloads_of(target: object) -> tuple[OpOverload, ...]:
     """An operator, or all overloads of one name; none for anything else."""
     if isinstance(target, OpOverload):

@@ -13,6 +13,7 @@ from whence.program.arguments.containers import containers_in, containers_of
 from whence.program.guards.expectations import Expectation, inside_of
 from whence.program.guards.guards import Guards
 from whence.program.node_records import record_of
+from whence.program.signature import describe
 from whence.program.wellformed import faults
 from whence.provenance import ROOT
 from whence.schema import GuardKind, InputKind
@@ -138,7 +139,7 @@ def _of_signature(program: FlatProgram, nodes: Set[str]) -> Iterator[str]:
             yield f"{row.path} is no tensor"
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     for row in (*signature.attributes, *signature.inputs):
-        if _kind_of(values.get(row.name)) is not _kind_of(row.value):
+        if _kind_of(values.get(row.name)) != _kind_of(row.value):
             yield f"{row.path} is something else in the graph"
     for output in signature.outputs:
         if output.of is not None and output.of not in inputs:
@@ -148,9 +149,9 @@ def _of_signature(program: FlatProgram, nodes: Set[str]) -> Iterator[str]:
             yield f"{whole.path} is made of inputs that do not exist"
 
 
-def _kind_of(value: object) -> type:
-    """Whether it is a tensor, which generated code asks for its shape."""
-    return Tensor if isinstance(value, Tensor) else object
+def _kind_of(value: object) -> str:
+    """Whether it is a tensor, which generated code asks for its shape, and of which."""
+    return describe(value) if isinstance(value, Tensor) else ""
 
 
 def _of_values(program: FlatProgram) -> Iterator[str]:

@@ -33,6 +33,7 @@ from whence.interop.archive.records.forms import Form, form_of
 from whence.interop.archive.records.names import Described, LoadedNames
 from whence.interop.archive.records.reading import Reader
 from whence.interop.archive.records.writing import Writer
+from whence.interop.archive.results import otherwise
 from whence.program import FlatProgram
 from whence.program.names import Said
 from whence.program.replay import Replays
@@ -230,6 +231,8 @@ def _one(
     former = {each: form.read(reader, data[each]) for each, form in _FORMER.items() if each in data}
     program = program.under(**former) if former else program
     refuse_inconsistent(program, is_complete=truth(data["weights"]))
+    for what in otherwise(reader.mode, graphs.distinct.values() if reader.release == release() else ()):
+        raise Unreadable(what)
     state = stored if subject is None else _bound(program, named, name)
     complete = {row.name for row in signature.state} <= state.keys()
     wholes = tuple(replace(whole, tensor=state.get(whole.name)) for whole in signature.wholes)

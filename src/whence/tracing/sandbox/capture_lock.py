@@ -52,7 +52,7 @@ class _Old:
             gc.collect()
 
     def grow(self) -> None:
-        """Let everything that is alive count as old: most of it is the program, which nobody throws away soon.
+        """Let all that is alive count as old: most of it is the program, which nobody throws away soon.
 
         Python collects by age; to freeze and thaw objects is how it is told that they are old.
         """

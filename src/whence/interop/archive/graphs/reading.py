@@ -28,6 +28,7 @@ from whence.interop.archive.records.checked import (
 )
 from whence.interop.archive.records.checked import names as checked_names
 from whence.interop.archive.records.reading import Reader
+from whence.interop.archive.results import layout_of
 from whence.program.node_records import RECORD, Adjoint, NodeRecord, record_of
 
 _PATH = re.compile(r"\w+(\.\w+)*", re.ASCII)
@@ -53,6 +54,7 @@ class GraphReader:
     """Reads the graphs of a file; `held` gives what a `get_attr` of the program's state finds.
 
     `missing` are operators that this process does not know, or knows with other arguments, by name.
+    `distinct` has one node of all that call one operator alike, with values that are laid out alike.
     """
 
     reader: Reader
@@ -63,6 +65,8 @@ class GraphReader:
     forms: list[ArgumentForm] = field(default_factory=list)
     values: list[Any] = field(default_factory=list)
     functions: list[tuple[str, str]] = field(default_factory=list)
+    distinct: dict[tuple[Any, ...], fx.Node] = field(default_factory=dict)
+    _layouts: list[Any] = field(default_factory=list)
     _reading: set[int] = field(default_factory=set)
     _called: set[tuple[int, int]] = field(default_factory=set)
 
@@ -76,6 +80,7 @@ class GraphReader:
             self.targets.append(target)
         self.forms = [self._arguments(*listed(form)) for form in listed(tables.get("forms", []))]
         self.values = [self.reader.anything(value) for value in listed(tables.get("values", []))]
+        self._layouts = list(map(layout_of, self.values))
         self.functions = [(text(a), text(b)) for a, b in listed(tables.get("functions", []))]
 
     def read(self, position: int) -> fx.GraphModule:
@@ -109,6 +114,8 @@ class GraphReader:
                 self._note_call(said, form)
             nodes.append(append(kind, name, target, *arguments.fill(read)))
         raise_unless(at == len(reads), "there is more to read than nodes read")
+        given = [said for kind, said in zip(kinds, targets, strict=True) if kind == "placeholder"]
+        raise_unless(len(set(given)) == len(given), "two arguments have one name")
         raise_unless(
             bool(nodes) and kinds.index("output") == len(kinds) - 1, "a graph has one output, at its end"
         )
@@ -173,6 +180,7 @@ class GraphReader:
                 node.meta["val"] = self.values[value]
             if origin is not None:
                 node.meta[RECORD] = records[origin]
+        self._note_distinct(nodes, data, [None if at is None else self._layouts[at] for at in values])
         for at, marks, adjoint, versions, unclear in listed(data["records"]):
             node = nodes[place(at, nodes)]
             parts = tuple(CONTRIBUTION.read(reader, part) for part in listed(adjoint))
@@ -187,6 +195,14 @@ class GraphReader:
             nodes[place(at, nodes)].meta[TORCH_FUNCTION] = self.functions[place(function, self.functions)]
         for at, noted in listed(data["notes"]):
             nodes[place(at, nodes)].meta[CUSTOM] = dict(self.reader.anything(noted))
+
+    def _note_distinct(self, nodes: list[fx.Node], data: dict[str, Any], layouts: Sequence[Any]) -> None:
+        at, reads = 0, data["reads"]
+        for node, said, form, layout in zip(nodes, data["targets"], data["forms"], layouts, strict=True):
+            start, at = at, at + self.forms[form].count
+            if type(said) is int:
+                read = [layouts[number] for number in reads[start:at]]
+                self.distinct.setdefault((said, form, layout, *read), node)
 
 
 def _unknown(*_args: Any, **_kwargs: Any) -> None:
