@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -160,6 +161,19 @@ def nonlocal_counters() -> Training:
     )
 
 
+@step()
+def counts_in_attributes_of_a_function() -> Training:
+    def keep(_: Any, x: Tensor, run: Run, __: Optimizer) -> Tensor:
+        loss = run(x)
+        held.taken = getattr(held, "taken", 0) + 1
+        held.losses.append(loss.item())
+        return loss * held.taken
+
+    held: Any = keep
+    held.taken, held.losses = 0, []
+    return replace(keeping(keep), kept=lambda: (held.taken, held.losses))
+
+
 class Meter:
     """An average as many training scripts have it."""
 
@@ -308,6 +322,14 @@ def takes_from_an_iterator(kept: Any, loss: Tensor) -> Any:
     return loss * next(kept.numbers)
 
 
+def draws_from_its_own_generator(kept: Any, loss: Tensor) -> Any:
+    return loss * kept.drawn[0].random()
+
+
+def draws_from_its_own_generator_of_numpy(kept: Any, loss: Tensor) -> Any:
+    return loss * kept.drawn.random()
+
+
 def writes_into_a_tuple(kept: Any, loss: Tensor) -> None:
     kept.lists[0].append(loss.item())
 
@@ -326,6 +348,12 @@ REFUSED: tuple[tuple[Callable[[Any, Tensor], Any], str, Callable[[], dict[str, A
     (counts_in_a_class, "changes Counted.taken", dict),
     (takes_from_an_iterator, "which is an iterator", lambda: {"numbers": itertools.count()}),
     (draws_from_a_loader, "which is an iterator", lambda: {"batches": batches()}),
+    (draws_from_its_own_generator, r"changes kept.drawn\[0\]", lambda: {"drawn": [random.Random(0)]}),
+    (
+        draws_from_its_own_generator_of_numpy,
+        "changes kept.drawn",
+        lambda: {"drawn": np.random.default_rng(0)},
+    ),
     (writes_into_a_tuple, r"changes kept.lists\[0\]", lambda: {"lists": ([],)}),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.behaviours.constructions import Refusal
 
 __all__ = ["STEPS"]
 
+Body = Callable[[Any, Tensor, dict[str, Any]], Any]
 LATER = Refusal(
     whence.UnsupportedStep, "moves numbers, and the step reads", "the next step has what it moves"
 )
@@ -207,3 +209,105 @@ def decides_by_the_new_rate() -> Training:
 )
 def hands_on_a_rate_between_schedules() -> Training:
     return handing_on(lambda schedule, _: schedule.step())
+
+
+def reading(
+    body: Body,
+    make: Callable[[Optimizer], Any] = lambda optimizer: ExponentialLR(optimizer, 0.9),
+    **moved: bool,
+) -> Training:
+    """A step that reads its schedule, which is called in it, or after it where `outside`; where `loaded`, the
+    optimizer has other groups after each step."""
+    trainer = Scheduled(make, call=lambda *_: None)
+    logs: dict[str, Any] = {"rates": [], "last": 0}
+
+    def step(x: Tensor) -> Any:
+        return body(trainer, x, logs)
+
+    def between() -> None:
+        if moved.get("outside"):
+            trainer.schedule.step()
+        if moved.get("loaded"):
+            trainer.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict()))
+
+    kept = (logs, trainer.rates)
+    return Training(
+        trainer.model, trainer.optimizer, step, between, lambda: (kept, held_by(trainer.schedule))
+    )
+
+
+def hands_on(trainer: Scheduled, x: Tensor, logs: dict[str, Any]) -> Any:
+    loss = trainer.step(x)
+    logs["rates"].append(trainer.schedule.get_last_lr()[0])
+    return loss, trainer.schedule.get_last_lr(), trainer.schedule.last_epoch
+
+
+def calls_after_it_reads(trainer: Scheduled, x: Tensor, logs: dict[str, Any]) -> Any:
+    logs["rates"].append(trainer.schedule.get_last_lr()[0])
+    loss = trainer.step(x)
+    trainer.schedule.step()
+    logs["last"] = trainer.schedule.get_last_lr()[0]
+    return loss
+
+
+def calls_with_an_epoch(trainer: Scheduled, x: Tensor, _: dict[str, Any]) -> Any:
+    loss = trainer.step(x)
+    trainer.schedule.step(trainer.schedule.last_epoch + 1.5)
+    return loss
+
+
+def calls_twice(trainer: Scheduled, x: Tensor, _: dict[str, Any]) -> Any:
+    loss = trainer.step(x)
+    if trainer.schedule.last_epoch < 2:
+        trainer.schedule.step()
+    return loss
+
+
+def keeps_the_state_of_it(trainer: Scheduled, x: Tensor, logs: dict[str, Any]) -> Any:
+    logs["rates"].append(trainer.schedule.state_dict())
+    return trainer.step(x)
+
+
+def reports_the_rate(trainer: Scheduled, x: Tensor, _: dict[str, Any]) -> Any:
+    loss = trainer.step(x)
+    trainer.schedule.step()
+    return loss, [group["lr"] for group in trainer.optimizer.param_groups]
+
+
+@step()
+def reads_a_schedule_that_is_called_outside() -> Training:
+    return reading(hands_on, outside=True)
+
+
+@step()
+def reads_a_chain_that_is_called_outside() -> Training:
+    return reading(
+        hands_on,
+        lambda optimizer: SequentialLR(optimizer, [LinearLR(optimizer), StepLR(optimizer, 1)], [1]),
+        outside=True,
+    )
+
+
+@step()
+def reads_a_schedule_before_it_is_called() -> Training:
+    return reading(calls_after_it_reads)
+
+
+@step()
+def gives_a_schedule_its_own_epoch() -> Training:
+    return reading(calls_with_an_epoch, lambda optimizer: CosineAnnealingWarmRestarts(optimizer, 3))
+
+
+@step()
+def calls_a_schedule_for_two_steps() -> Training:
+    return reading(calls_twice)
+
+
+@step()
+def keeps_states_of_a_schedule() -> Training:
+    return reading(keeps_the_state_of_it, outside=True)
+
+
+@step()
+def reports_the_rates_of_groups_that_are_loaded() -> Training:
+    return reading(reports_the_rate, loaded=True)

@@ -50,7 +50,8 @@ class Deferred:
     @property
     def value(self) -> Any:
         """What is there."""
-        return self.place.now() if self.item is None else self.place.now()[self.item]
+        held = (self.place.found() or self.place).now()
+        return held if self.item is None else held[self.item]
 
 
 @dataclass(frozen=True)

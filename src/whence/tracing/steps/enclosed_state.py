@@ -27,6 +27,8 @@ from whence.dependence.snapshots import (
     CLASS,
     CONTAINER,
     CONTAINERS,
+    NUMPY_RANDOM,
+    PYTHON_RANDOM,
     SLOTS,
     VARIABLE,
     NamespaceEntry,
@@ -44,6 +46,8 @@ from whence.tracing.reads.outside_modules import OF_MODULES
 from whence.tracing.reads.type_queries import is_answer
 
 _THEIRS = (GradScaler, LRScheduler)
+_WHOLE = frozenset({SLOTS, ARRAY, CLASS, PYTHON_RANDOM, NUMPY_RANDOM})
+"""State of which no change is repeated."""
 _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
 
 
@@ -64,12 +68,12 @@ class Enclosed:
         if id(thing) in self._known:
             return
         self.reached.append((path, thing))
-        found = [*variables_of(thing)] if isinstance(thing, FunctionType) else _state_of(path, thing)
+        found = _state_of_function(path, thing) if isinstance(thing, FunctionType) else _state_of(path, thing)
         new = [row for row in found if _identity(row) not in self._known]
         self._known |= {id(thing), *map(_identity, new)}
         self.rows += new
         for row in new if isinstance(thing, FunctionType) else ():
-            if has_state(row.before) or is_looked_at_whole(row.before):
+            if row.kind is not ATTRIBUTES and (has_state(row.before) or is_looked_at_whole(row.before)):
                 self.reach(row.path, row.before)
 
     def look_at_modules(self, name: str, modules: Iterable[tuple[ModulePath, nn.Module]]) -> None:
@@ -150,16 +154,21 @@ def enclosed_by(step: Callable[..., Any]) -> Enclosed:
 
 
 def _state_of(path: str, thing: Any) -> list[Saved]:
-    """A thing as it is: attributes and containers among them, slots, the numbers of an array."""
-    whole = [row for row in save(path, thing) if row.kind in (SLOTS, ARRAY, CLASS)]
+    """A thing as it is: attributes, containers among them, slots, numbers of an array or a generator."""
+    whole = [row for row in save(path, thing) if row.kind in _WHOLE]
     return whole if isinstance(thing, type) else [*save_all(path, thing), *whole]
 
 
+def _state_of_function(path: str, function: FunctionType) -> list[Saved]:
+    """Its variables, and attributes that it was given."""
+    return [*variables_of(function), Saved(path, function, ATTRIBUTES, dict(own_attributes(function)))]
+
+
 def is_looked_at_whole(value: Any) -> bool:
-    """Whether it is a class of the user's, an array, or an object with slots: no change of it is repeated."""
+    """Whether it is a class of the user's, an array, a generator, or an object with slots."""
     kind = value if isinstance(value, type) else type(value)
-    kinds = {*kinds_of(value)} & {SLOTS, ARRAY, CLASS}
-    return ARRAY in kinds or (bool(kinds) and is_observable(kind))
+    kinds = _WHOLE.intersection(kinds_of(value))
+    return not kinds <= {SLOTS, CLASS} or (bool(kinds) and is_observable(kind))
 
 
 def _identity(row: Saved) -> int:

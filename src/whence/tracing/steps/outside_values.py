@@ -60,6 +60,7 @@ from whence.tracing.steps.enclosed_state import (
     refuse_changed,
     wrappers_of,
 )
+from whence.tracing.steps.host.host_run import asked_of_schedule
 from whence.tracing.steps.host.stand_ins import is_stand_in
 from whence.tracing.steps.session import StepSession
 
@@ -86,6 +87,7 @@ class OutsideReads(NamedValues):
         run = session.run
         super().__init__(run.places.finder.is_user, lambda _: False)
         self._enclosed = enclosed
+        self._scheduling = session.step.scheduling
         self._sources = run.reads.reachable.sources
         self._observer = run.reads.observer
         self._reading = run.places.reading
@@ -156,6 +158,8 @@ class OutsideReads(NamedValues):
         if self._is_left(found):
             if issubclass(kind, _ACTORS):
                 self.actors.append(found)
+            if issubclass(kind, LRScheduler):
+                self._scheduling.meet(found.path, value, asked_of_schedule)
             return
         if _is_iterator(value):
             raise self._taken_from(found)

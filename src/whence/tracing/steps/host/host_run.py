@@ -5,8 +5,9 @@ with stand-ins for all that is replaced or added to, which refuse whoever reads 
 operations and changes as the first, and then every run does.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -31,7 +32,7 @@ from whence.tracing.steps.host.memory import lies_in, refuse_alias, refuse_share
 from whence.tracing.steps.host.operations import Operations, operations_of
 from whence.tracing.steps.host.owners import Owners
 from whence.tracing.steps.host.schedules import refuse_read_by_schedules
-from whence.tracing.steps.host.stand_ins import Growing, Later, Unread, growing, left_at
+from whence.tracing.steps.host.stand_ins import Growing, Later, Unread, growing, left_at, refuse_read
 from whence.tracing.steps.session import StepInput, StepSession
 
 Key = tuple[int, Any]
@@ -53,12 +54,14 @@ class _Grown:
 class HostAssumptions:
     """What earlier runs found that the step changes.
 
-    `numbers` and `tensors` become inputs, `replaced` and `grown` get stand-ins; `things` were reached and are
-    looked at from the beginning. `operations` are those of the first run.
+    `numbers` and `tensors` become inputs, and so does what is `read` of schedules; `replaced` and `grown` get
+    stand-ins; `things` were reached and are looked at from the beginning. `operations` are those of the first
+    run.
     """
 
     numbers: Mapping[Key, HostPlace] = field(default_factory=dict)
     tensors: Mapping[Key, HostPlace] = field(default_factory=dict)
+    read: Mapping[Key, HostPlace] = field(default_factory=dict)
     replaced: Mapping[Key, tuple[HostPlace, _Shape]] = field(default_factory=dict)
     grown: Mapping[Key, _Grown] = field(default_factory=dict)
     things: tuple[tuple[str, Any], ...] = ()
@@ -85,6 +88,16 @@ class HostOutcome:
     kept: tuple[PutValue, ...] = ()
 
 
+def asked_of_schedule(places: Sequence[HostPlace]) -> AnotherAttempt:
+    """The step reads what a schedule has at these places, which are inputs then."""
+
+    def taken(assumed: Any) -> Any:
+        read = {**assumed.host.read, **{place.identity: place for place in places}}
+        return replace(assumed, host=replace(assumed.host, read=read))
+
+    return AnotherAttempt(taken, f"the step reads {places[0].path}")
+
+
 class HostRun:
     """One run of a step, and what is around it."""
 
@@ -102,7 +115,9 @@ class HostRun:
     def begin(self) -> Iterator[StepInput]:
         """Put inputs and stand-ins where the step will look."""
         for key, place in self._assumed.numbers.items():
-            yield self._number(key, place)
+            yield self._number(key, place, place.put)
+        for key, place in self._assumed.read.items():
+            yield self._number(key, place, partial(self._session.step.scheduling.read, place))
         memory = [row.tensor for row in self._session.run.subject.state]
         for place in self._assumed.tensors.values():
             yield from self._tensors(place, memory)
@@ -113,10 +128,10 @@ class HostRun:
             for holder in grown.holders:
                 holder.put(made)
 
-    def _number(self, key: Key, place: HostPlace) -> StepInput:
+    def _number(self, key: Key, place: HostPlace, put: Callable[[Any], None]) -> StepInput:
         name, kind = self._free_name(place.path), InputKind.STEP_STATE
         number, row = self._session.number_input(name, place.path, place.now(), kind=kind)
-        place.put(number)
+        put(number)
         self._inputs[key] = place, row[1]
         return row
 
@@ -199,7 +214,8 @@ class HostRun:
             else:
                 replaced[key] = row.place, self._shape(row, place)
         operations = operations_of(self._session) if then.operations is None else then.operations
-        return HostAssumptions(numbers, tensors, replaced, grown, tuple(self.enclosed.reached), operations)
+        things = tuple(self.enclosed.reached)
+        return HostAssumptions(numbers, tensors, then.read, replaced, grown, things, operations)
 
     def _shape(self, row: HostChange, place: Place) -> _Shape:
         return tuple(_shape_of(value, row.place.path, place) for value in row.appended or (row.after,))
@@ -294,6 +310,8 @@ def _is_computed(value: object) -> bool:
 def _shape_of(value: Any, path: str, place: Place) -> tuple[TreeSpec, _Shape]:
     """What a value is made of: which containers, which constants."""
     leaves, spec = tree_flatten(value)
+    for leaf in leaves:
+        refuse_read(leaf)
     strange = [leaf for leaf in leaves if not _is_kept(leaf)]
     if strange:
         raise UnsupportedStep(

@@ -30,7 +30,7 @@ class Owners:
 
     def of(self, place: HostPlace, below: Set[int] = frozenset()) -> HostPlace:
         """The place with its owner, and theirs."""
-        if isinstance(place.holder, CellType):
+        if place.owner is not None or isinstance(place.holder, CellType):
             return place
         thing = self._things.get(id(place.holder), place.holder)
         made = () if id(thing) in self._lasting else self._places.get(id(thing), ())

@@ -4,7 +4,7 @@ In the capture they do not run. What they would have moved gets a stand-in until
 nothing of the step can follow from it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any
@@ -17,10 +17,10 @@ from whence._torch.observe.attribute_reads import has_attributes, own_attributes
 from whence._torch.observe.training_steps import moved_by, schedules_in
 from whence.dependence.snapshots import CONTAINERS, VARIABLE, values_of
 from whence.errors import Place, UnsupportedStep
-from whence.program.arguments.host_state import HostPlace
+from whence.program.arguments.host_state import HostPlace, Owner
 from whence.program.calls import Deferred
 from whence.tracing.steps.enclosed_state import variables_of
-from whence.tracing.steps.host.stand_ins import Later, left_at
+from whence.tracing.steps.host.stand_ins import Later, Unread, left_at, refuse_read
 
 _MOVED = ("lr", "betas", "momentum")
 _DEEP = 6
@@ -47,15 +47,38 @@ class Scheduling:
 
     calls: list[Scheduled] = field(default_factory=list)
     _ways: list[Callable[[], None]] = field(default_factory=list)
+    _moved: dict[int, list[str]] = field(default_factory=dict)
+
+    def read(self, place: HostPlace, number: Any) -> None:
+        """The step reads what a schedule has there, which is `number` while it runs.
+
+        A row of rates is exchanged as a whole: who got it keeps it.
+        """
+        at = place if place.owner is None else place.owner.places[0]
+        self._ways.append(at.way_back())
+        rates = enumerate(at.now()) if at is not place else ()
+        at.put([number if key == place.key else held for key, held in rates] if rates else number)
+
+    def meet(self, path: str, schedule: LRScheduler, ask: Callable[[Sequence[HostPlace]], Exception]) -> None:
+        """The step comes to a schedule, whose numbers no run finds as they are now: it may `ask` for them."""
+        for inner in schedules_in(schedule):
+            for places in _numbers_of(path, inner, self._moved_by(inner)):
+                for place in places if all(type(each.now()) in (int, float) for each in places) else ():
+                    self.read(place, Unread(place.path, lambda _, places=places: ask(places)))  # type: ignore[misc]
 
     def note(self, call: Scheduled, refuse: Callable[[str], Exception]) -> None:
         """A schedule is called: what it moves is not to be read until the step is over."""
         self.calls.append(call)
         for schedule in schedules_in(call.schedule):
-            for group in schedule.optimizer.param_groups:
-                self._hide([HostPlace(f"{key!r} of its group", group, key) for key in _MOVED], refuse)
+            for group, owner in _groups_of(schedule.optimizer):
+                self._hide([HostPlace(f"{key!r} of its group", group, key, owner) for key in _MOVED], refuse)
             held, kind = own_attributes(schedule), type(schedule).__name__
-            self._hide([HostPlace(f"{kind}.{key}", held, key) for key in moved_by(schedule)], refuse)
+            moved = self._moved_by(schedule)
+            self._hide([HostPlace(f"{kind}.{key}", held, key) for key in moved], refuse)
+
+    def _moved_by(self, schedule: LRScheduler) -> list[str]:
+        """What its steps may move, of which numbers that stand-ins are there for."""
+        return self._moved.setdefault(id(schedule), moved_by(schedule))
 
     def _hide(self, places: list[HostPlace], refuse: Callable[[str], Exception]) -> None:
         for place in places:
@@ -71,6 +94,7 @@ class Scheduling:
     def deferred(self, value: Any) -> Any:
         """What a run leaves in the place of what a schedule moves, if that is the last that does; else the
         value."""
+        refuse_read(value)
         if type(value) is not Later:
             return value
         at, left, number = left_at(value)
@@ -98,6 +122,26 @@ class Scheduling:
         """Give back what was there."""
         while self._ways:
             self._ways.pop()()
+
+
+def _numbers_of(path: str, schedule: LRScheduler, moved: Sequence[str]) -> Iterator[list[HostPlace]]:
+    """Where a schedule keeps numbers that its steps may move; rates that lie in one row together."""
+    held = own_attributes(schedule)
+    for key in moved:
+        place, value = HostPlace(f"{path}.{key}", held, key), held[key]
+        if type(value) is not list:
+            yield [place]
+            continue
+        owner = Owner(value, (place,))
+        yield [HostPlace(f"{place.path}[{at}]", value, at, owner) for at in range(len(value))]
+
+
+def _groups_of(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], Owner]]:
+    """The groups, each with what holds it: `load_state_dict` puts others there."""
+    groups = optimizer.param_groups
+    held = Owner(groups, (HostPlace("param_groups", own_attributes(optimizer), "param_groups"),))
+    for number, group in enumerate(groups):
+        yield group, Owner(group, (HostPlace(f"param_groups[{number}]", groups, number, held),))
 
 
 def refuse_read_by_schedules(calls: list[Scheduled], changed: list[HostPlace]) -> None:

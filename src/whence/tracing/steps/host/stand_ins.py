@@ -59,6 +59,12 @@ class Later(Unread):
         object.__setattr__(self, "number", number)
 
 
+def refuse_read(value: object) -> None:
+    """Raise the error of a stand-in that the step hands on."""
+    if type(value) is Unread:
+        _deny(value)
+
+
 def left_at(later: Later) -> tuple[str, Deferred, int]:
     """Which place it is, what is left there, and after how many calls."""
     at, left, number = (object.__getattribute__(later, name) for name in ("at", "left", "number"))
