@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 import time
 from collections import deque
@@ -13,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -227,6 +228,101 @@ def every_third_step_is_another() -> Training:
         return run(x * 2 if kept.step % 3 == 0 else x)
 
     return keeping(keep, step=0)
+
+
+def counted(use: Callable[[Any, Tensor], Any], decide: str | None = None) -> None:
+    """A row of a step that uses its count where Python or PyTorch want an integer."""
+
+    def build() -> Training:
+        def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
+            kept.step += 1
+            return run(x) * use(kept, x)
+
+        return keeping(keep, step=0, buffer=torch.zeros(4, 4), numbers=[1.0, 2.0, 3.0])
+
+    build.__name__ = use.__name__
+    step(decide=decide)(build)
+
+
+def writes_at_its_count(kept: Any, x: Tensor) -> Any:
+    """As a replay buffer does, in a run of one program."""
+    kept.buffer[kept.step % 4] = x[0].double()
+    kept.buffer[:, kept.step % 2] = x[:4, 0]
+    kept.buffer[-kept.step, 1] = kept.step
+    return kept.buffer.sum()
+
+
+def writes_at_what_it_reads(kept: Any, x: Tensor) -> Any:
+    row = kept.buffer[kept.step % 2]
+    row.add_(x[kept.step % 2])
+    return kept.buffer.sum()
+
+
+def samples_of_what_there_is(kept: Any, x: Tensor) -> Any:
+    return x[torch.randint(0, min(kept.step + 1, 4), (3,))].sum()
+
+
+def slices_by_its_count(kept: Any, x: Tensor) -> Any:
+    return x[:, : kept.step].sum() + x.roll(kept.step % 2, 1)[0, 0] + x.sum(kept.step % 2)[0]
+
+
+def takes_entries_by_its_count(kept: Any, _: Tensor) -> Any:
+    return kept.numbers[min(kept.step, 2)] + {0: 1.0, 1: 0.5}.get(kept.step // 2, 0.1)
+
+
+def goes_round_by_its_count(kept: Any, x: Tensor) -> Any:
+    return sum(x[at].sum() for at in range(int(kept.step / 2))) + 1
+
+
+def rounds_its_count(kept: Any, _: Tensor) -> Any:
+    turns, rest = divmod(kept.step, 2)
+    return math.ceil(math.sqrt(kept.step)) + round(kept.step / 7, 2) + math.floor(rest / 2) + turns
+
+
+def computes_with_numbers_of_numpy(kept: Any, _: Tensor) -> Any:
+    return np.float64(0.5) * kept.step - np.float64(3) ** kept.step
+
+
+def rounds_the_sum(kept: Any, x: Tensor) -> Any:
+    kept.last = round(x.sum().item(), 3)
+    return math.floor(kept.last)
+
+
+for each in (
+    *(writes_at_its_count, writes_at_what_it_reads, samples_of_what_there_is, slices_by_its_count),
+    *(takes_entries_by_its_count, goes_round_by_its_count, rounds_its_count),
+    *(computes_with_numbers_of_numpy, rounds_the_sum),
+):
+    counted(each)
+
+
+def needs_its_count_as_a_float(kept: Any, x: Tensor) -> Any:
+    return nn.functional.dropout(x, 1 / (1 + float(kept.step))).sum()
+
+
+counted(needs_its_count_as_a_float, decide="example")
+INTEGER = Refusal(whence.DataDependent, "wants the integer itself", r"int\(number\)")
+TEXT = Refusal(whence.DataDependent, "decides by the number", "write texts of it")
+FLOAT = Refusal(whence.DataDependent, "decides by the number", r"tensor.item\(\) for float")
+
+
+@step(refused=INTEGER)
+def halves_by_its_count() -> Training:
+    def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Tensor:
+        kept.step += 1
+        return run(x.chunk(kept.step)[0])
+
+    return keeping(keep, step=0)
+
+
+@step(refused=TEXT, decide="example")
+def writes_texts_while_the_example_decides() -> Training:
+    return keeping(lambda kept, x, run, _: kept.lines.append(f"loss: {run(x).item():.3f}"), lines=[])
+
+
+@step(refused=FLOAT)
+def appends_a_float_of_a_tensor() -> Training:
+    return keeping(lambda kept, x, run, _: kept.losses.append(float(run(x))), losses=[])
 
 
 @step(refused=READS)

@@ -144,6 +144,16 @@ def made_unseen(where: Place) -> UnsupportedOperator:
     )
 
 
+def number_wanted(error: BaseException, where: Place) -> DataDependent:
+    """The error for an operation of C++ that takes no number which only a run knows."""
+    return DataDependent(
+        "an operation wants the integer itself, and gets a number that only a run has",
+        where=where,
+        why=str(error).partition("\n")[0],
+        remedy="write int(number) there: it is as it is now, and every run looks at it",
+    )
+
+
 def fake_failed(error: BaseException, where: Place) -> UnsupportedOperator:
     """The error for what PyTorch's fake tensors, on which a capture runs, cannot do."""
     said = str(error).partition("\n")[0]

@@ -1,5 +1,6 @@
 """Canaries: numbers that are written down reach PyTorch's operators and come back."""
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,7 @@ class Needed(Exception):
 
 def recorded() -> tuple[fx.Graph, RecordedNumber]:
     graph = fx.Graph()
-    arithmetic = Arithmetic(graph.call_function, lambda node: Needed(node.name))
+    arithmetic = Arithmetic(graph.call_function, lambda node, *_: Needed(node.name))
     return graph, arithmetic.number(graph.placeholder("x"))
 
 
@@ -67,6 +68,7 @@ def test_number_reaches_operators(use: Callable[[Tensor, Any], object]) -> None:
 
 OPERATIONS: dict[str, Callable[[Any], object]] = {
     "arithmetic": lambda x: (1 - 0.9**x) / (x * 2 - 3 // x % 5) + x**0.5 - abs(-x),
+    "rounding": lambda x: round(x, 1) + round(x) + math.floor(x) + math.ceil(x) + divmod(x, 2)[1],
     "of integers": lambda x: +x / 2 + 2 / x - x // 3,
 }
 
@@ -82,7 +84,7 @@ def test_arithmetic_is_pythons(compute: Callable[[Any], object]) -> None:
 
 
 QUESTIONS: dict[str, Callable[[Any], object]] = {
-    **{kind.__name__: kind for kind in (bool, float, int, round, torch.tensor)},
+    **{kind.__name__: kind for kind in (bool, float, int, torch.tensor)},
     "comparison": lambda x: x < 1,
     "equality": lambda x: x == 1,
     "text": lambda x: f"{x}",

@@ -5,10 +5,11 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, fx
+from torch import SymFloat, Tensor, fx
 
 from whence._torch.fakes import FakeTensorMode
 from whence._torch.function_tracer import FunctionTracer
+from whence._torch.pytrees import tree_map_only
 from whence._torch.record.annotations import note_function
 from whence._torch.record.direct_recording import unaliased
 from whence._torch.record.function_mode import FunctionMode
@@ -37,11 +38,11 @@ class NumberListener(ModelListener, Protocol):
     def gradient_set(self, tensor: Tensor, gradient: Tensor | None) -> None:
         """The step writes `tensor.grad = gradient`."""
 
-    def number_needed(self, node: fx.Node) -> Exception:
-        """Python decides by a number that a node gives; make the error to raise."""
+    def number_needed(self, node: fx.Node, remedy: str = "") -> Exception:
+        """Python decides by a number that a node gives, or needs it and then a `remedy`; make the error."""
 
-    def number_decides(self, target: Any, operands: tuple[Any, ...]) -> bool:
-        """Which way a comparison of such numbers goes; raises where nobody knows."""
+    def number_decides(self, target: Any, operands: tuple[Any, ...]) -> Any:
+        """What is decided by such numbers; raises where nobody knows."""
 
     def number_known(self, number: Any) -> Any:
         """What such a number is now; None where only a run knows."""
@@ -49,6 +50,7 @@ class NumberListener(ModelListener, Protocol):
 
 _TENSOR: Any = Tensor
 _SET_GRADIENT = _TENSOR.grad.__set__
+_SET_ITEM, _INDEX_PUT = Tensor.__setitem__, torch.ops.aten.index_put_.default
 _MAKERS = (torch.tensor, torch.as_tensor)
 
 
@@ -65,7 +67,41 @@ class StepFunctionMode(FunctionMode):
             self.recorder.listener.model.gradient_set(args[0], args[1])
         if func in _MAKERS and holds_recorded(args):
             return tensor_of(*args, **(kwargs or {}))
-        return as_recorded(super().__torch_function__(func, types, args, kwargs))
+        if func == _SET_ITEM and _is_at_number(args[1]):
+            func, args = _INDEX_PUT, _put_at_number(*args)
+        try:
+            return as_recorded(super().__torch_function__(func, types, args, kwargs))
+        except (TypeError, IndexError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and _NO_LIST not in str(error):
+                raise
+            args, named = tree_map_only(SymFloat, _decided, (args, kwargs or {}))
+            return as_recorded(super().__torch_function__(func, types, args, named))
+
+
+_NO_LIST = "PyList_Check(arg)"
+"""What C++ says of such a number in the place of a list of integers."""
+
+
+def _is_at_number(index: Any) -> bool:
+    """Whether an index is such a number, perhaps beside plain numbers and whole dimensions."""
+    parts = index if isinstance(index, tuple) else (index,)
+    others = [part for part in parts if not is_recorded(part)]
+    is_plain = all(type(part) is int or (type(part) is slice and part == slice(None)) for part in others)
+    return is_plain and len(others) < len(parts)
+
+
+def _put_at_number(tensor: Tensor, index: Any, value: Any) -> tuple[Any, ...]:
+    """What writes at a number that only a run knows: with tensors for the index."""
+    parts = index if isinstance(index, tuple) else (index,)
+    at = [None if isinstance(part, slice) else tensor_of(part) for part in parts]
+    made = value if isinstance(value, Tensor) else tensor_of(value, device=tensor.device)
+    return tensor, at, made.to(tensor.dtype)
+
+
+def _decided(number: Any) -> Any:
+    """The integer that such a number is, which every run must have then."""
+    is_whole = is_recorded(number) and number.node.arithmetic.is_whole(number)
+    return operator.index(as_recorded(number)) if is_whole else number
 
 
 class StepRecording(RecordingListener, Protocol):
@@ -95,7 +131,7 @@ class StepRecorder(Recorder):
             self._append_number, model.number_needed, model.number_decides, model.number_known
         )
 
-    def note_branch(self, target: Any, operands: tuple[Any, ...], answer: bool, branch: str) -> None:
+    def note_branch(self, target: Any, operands: tuple[Any, ...], answer: Any, branch: str) -> None:
         """A node that says which way a branch went, and raises where it goes the other."""
         found = self._append_number(target, tuple(map(as_node, operands)))
         found.meta["val"] = answer
@@ -111,6 +147,7 @@ class StepRecorder(Recorder):
         return self._append_number(operator.pos, (value,))
 
     def _append_number(self, target: Any, args: tuple[Any, ...]) -> fx.Node:
+        args = tuple(float(value) if isinstance(value, float) else value for value in args)  # not NumPy's
         node = self.tracer.graph.create_node("call_function", target, args, {})
         self.listener.recorded(node)
         return node

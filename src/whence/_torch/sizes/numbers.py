@@ -26,10 +26,11 @@ ITEM = torch.ops.aten._local_scalar_dense.default
 """Reads the number of a tensor."""
 Append = Callable[[Any, tuple[Any, ...]], fx.Node]
 """Appends a node that calls a function on these arguments."""
-Refuse = Callable[[fx.Node], Exception]
-"""Makes the error for a decision that needs the number."""
-Decide = Callable[[Any, tuple[Any, ...]], bool]
-"""What a comparison of numbers is in this capture; raises where nobody knows."""
+Refuse = Callable[..., Exception]
+"""Makes the error for a decision that needs the number, or for another need of it, with what to do then."""
+Decide = Callable[[Any, tuple[Any, ...]], Any]
+"""What is decided by numbers in this capture, yes or no or a whole number; raises where nobody knows."""
+_AS_TEXT = "return or keep the number as it is, and write texts of it, or hand it to NumPy, outside the step"
 _MATHEMATICS = (
     "sqrt",
     "pow",
@@ -88,8 +89,8 @@ class Arithmetic:
         """Whether a number is one of Python's integers, and makes tensors of integers."""
         return _is_whole(as_node(number), self.known or (lambda _: None))
 
-    def decided(self, target: Any, *operands: Any) -> bool:
-        """Which way a comparison goes."""
+    def decided(self, target: Any, *operands: Any) -> Any:
+        """Which way a comparison goes, or which whole number it is."""
         if self.decide is None:
             raise self.refuse(next(as_node(value) for value in operands if is_recorded(value)))
         return self.decide(target, operands)
@@ -98,9 +99,10 @@ class Arithmetic:
 _DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
 _KEEP_WHOLE = (
     *(operator.add, operator.sub, operator.mul, operator.mod, operator.floordiv, operator.neg),
-    *(operator.pos, operator.abs, builtins.max, builtins.min),
+    *(operator.pos, operator.abs, builtins.max, builtins.min, builtins.round),
 )
 """Functions that give an integer for integers."""
+_MAKE_WHOLE = (math.floor, math.ceil, math.trunc)
 
 
 def _is_whole(value: Any, known: Callable[[Any], Any]) -> bool:
@@ -111,7 +113,16 @@ def _is_whole(value: Any, known: Callable[[Any], Any]) -> bool:
     if value.target is ITEM:
         held: Any = value.args[0]
         return not held.meta["val"].dtype.is_floating_point
+    if value.target in _MAKE_WHOLE or (value.target is round and len(value.args) == 1):
+        return True
     return value.target in _KEEP_WHOLE and all(_is_whole(operand, known) for operand in value.args)
+
+
+_OF_NUMPY = {
+    **{"add": operator.add, "subtract": operator.sub, "multiply": operator.mul, "divide": operator.truediv},
+    **{"floor_divide": operator.floordiv, "remainder": operator.mod, "power": operator.pow},
+}
+"""What a float of NumPy's does with such a number, which Python does, too."""
 
 
 class _NumberNode:
@@ -137,7 +148,7 @@ class _NumberNode:
         return False
 
     def guard_float(self, _file: str, _line: int) -> float:
-        raise self.arithmetic.refuse(self.node)
+        return self.arithmetic.decided(float, RecordedNumber(self))  # type: ignore[no-any-return]
 
     def _graph_repr(self) -> str:
         return f"the number {self.node.name}"
@@ -181,19 +192,42 @@ class RecordedNumber(SymFloat):
     __floordiv__, __rfloordiv__ = _forward(operator.floordiv), _backward(operator.floordiv)
     __neg__, __pos__, __abs__ = _forward(operator.neg), _forward(operator.pos), _forward(operator.abs)
 
+    __round__, __floor__, __ceil__ = _forward(round), _forward(math.floor), _forward(math.ceil)
+    __trunc__ = _forward(math.trunc)
+
     def _needed(self, *_others: object) -> Any:
-        raise self.node.arithmetic.refuse(self.node.node)
+        raise self.node.arithmetic.refuse(self.node.node, _AS_TEXT)
 
     def __bool__(self) -> bool:
         return self.node.arithmetic.decided(operator.truth, self)  # type: ignore[no-any-return]
 
+    def __index__(self) -> int:
+        if not self.node.arithmetic.is_whole(self):
+            raise TypeError("'float' object cannot be interpreted as an integer")
+        return self.node.arithmetic.decided(operator.index, self)  # type: ignore[no-any-return]
+
+    def __hash__(self) -> int:
+        return hash(operator.index(self)) if self.node.arithmetic.is_whole(self) else self._needed()
+
+    def __divmod__(self, other: Any) -> Any:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return other // self, other % self
+
     __lt__, __le__, __gt__ = _compared(operator.lt), _compared(operator.le), _compared(operator.gt)
     __ge__, __eq__, __ne__ = _compared(operator.ge), _compared(operator.eq), _compared(operator.ne)
-    __int__ = __float__ = __trunc__ = __round__ = __floor__ = __ceil__ = _needed
+
+    def __array_ufunc__(self, function: Any, method: str, *operands: Any, **options: Any) -> Any:
+        target = _OF_NUMPY.get(function.__name__)
+        if target is None or method != "__call__" or options or not all(map(_operand, operands)):
+            return self._needed()
+        return self.node.arithmetic.computed(target, *operands)
+
+    __int__, __float__ = _forward(int, Arithmetic.decided), _forward(float, Arithmetic.decided)
     is_integer = as_integer_ratio = hex = __sym_max__ = __sym_min__ = __sym_int__ = _needed
-    __divmod__ = __rdivmod__ = __hash__ = __str__ = __repr__ = __format__ = __array__ = _needed
-    conjugate, real, imag = _needed, property(_needed), property(_needed)
-    __index__ = _needed
+    __str__ = __repr__ = __format__ = __array__ = conjugate = _needed
+    real, imag = property(_needed), property(_needed)
     __class__ = property(lambda self: int if self.node.arithmetic.is_whole(self) else float)
     """What `isinstance` asks for, of a number that the step takes for one of Python's."""
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import fx
 
 from whence._torch.record.fake_failures import is_of_fake_tensors, let_go_of_guards
-from whence._torch.refusals import fake_failed
+from whence._torch.refusals import fake_failed, number_wanted
+from whence._torch.sizes.numbers import RecordedNumber
 from whence.errors import CaptureError, Place
 from whence.provenance import ModulePath, Source
 from whence.provenance.places import PROGRAM
@@ -89,6 +90,8 @@ class CaptureNoting(AbstractContextManager[None]):
             return
         if is_of_fake_tensors(error):
             raise fake_failed(error, self._failed_at(error)) from error
+        if isinstance(error, TypeError | IndexError) and RecordedNumber.__name__ in str(error):
+            raise number_wanted(error, self._failed_at(error)) from error
         error.add_note(
             f"whence was capturing {self._name} ({self._failed_at(error)}); "
             "the model's own tensors and state are as before"

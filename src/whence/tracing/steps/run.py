@@ -276,12 +276,24 @@ def _replaced(session: StepSession, found: Optimizing, taken: Taken) -> list[tup
                 raise data_replaced(why, session.run.places.here())
             pairs.append((nodes[slot.input], session.tensors.known(value)))
     places = found_numbers(found)
+    _refuse_other_kinds([path for path in session.step.counting.inputs if path not in places], session)
     settings = {(row.group, row.key): row.value for row in found.settings()}
     for held_in in taken.groups:
         value = settings.get((held_in.group, held_in.key))
         if isinstance(value, Tensor) and (node := session.tensors.known(value)) is not nodes[held_in.input]:
             pairs.append((nodes[held_in.input], node))
     return [*pairs, *replaced_numbers(session.step.counting, places, session.recorder.constant_number)]
+
+
+def _refuse_other_kinds(paths: Sequence[str], session: StepSession) -> None:
+    """Raise `UnsupportedStep` where the step has put something else in the place of numbers."""
+    if paths:
+        raise UnsupportedStep(
+            f"the step puts something else than a number of Python's into {', '.join(paths)}",
+            where=Place(None, session.run.subject.place.line),
+            why="a number was there when it began, and is an input of the program; NumPy's are no others",
+            remedy="put float(number) there",
+        )
 
 
 def _backward(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) -> Backward:

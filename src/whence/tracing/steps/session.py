@@ -52,6 +52,11 @@ SEVERAL = "the step runs several forwards or backwards"
 StepInput = tuple[Input, fx.Node]
 """An input of the program, and its placeholder."""
 _ONES = torch.ops.aten.ones_like.default
+_WITH_TENSORS = "compute both sides with tensors, and choose with torch.where"
+_IN_PYTHON = (
+    "write tensor.item() for float(tensor) and int(tensor), which stays a number of each run; where that "
+    'very number is needed, let the example decide with decide="example", and every run must have it'
+)
 _OTHERWISE = "capture the model with backward=loss and let the optimizer run by itself"
 
 
@@ -168,35 +173,43 @@ class StepActs(ModelActs):
             f"or train in bfloat16, which needs no scaler; or {_OTHERWISE}",
         )
 
-    def number_needed(self, node: fx.Node) -> Exception:
-        """Python decides by a number of the optimizer, or of the step."""
+    def number_needed(self, node: fx.Node, remedy: str = "") -> Exception:
+        """Python decides by a number of the optimizer, or of the step; or needs it, with what to do then."""
         if roots_of(node) <= self.step.rates | self.step.cycled:
             return AnotherAttempt(lambda assumed: assumed.with_fixed_rates(), "a learning rate is read")
         if is_scaling():
             return self._scaling()
         value = value_of(node, self.run.places.made(node), self.run.log.inputs)
         made = f"{value.made}; " if value.made else ""
-        let = 'let the example decide with decide="example"; or ' if self.recorder.decider is None else ""
+        if not remedy:
+            let = 'let the example decide with decide="example"; or ' if self.recorder.decider is None else ""
+            with_tensors = "use an option that decides with tensors (capturable=True)"
+            remedy = f"{let}{with_tensors if self.step.reads_numbers else _WITH_TENSORS}, or {_OTHERWISE}"
         return DataDependent(
             f"the {'optimizer' if self.step.reads_numbers else 'step'} decides by the number {value.name}, "
             "or needs it in Python, which a capture does not have",
             where=self.here(),
             why=f"{made}{NO_NUMBERS}",
-            remedy=f"{let}use an option that decides with tensors (capturable=True), or {_OTHERWISE}",
+            remedy=remedy,
         )
 
     def number_known(self, number: Any) -> Any:
         """What a number is at the capture; None where it depends on tensors."""
         return self.step.counting.value(number)
 
-    def number_decides(self, target: Any, operands: tuple[Any, ...]) -> bool:
-        """A comparison of numbers that steps advance goes as it does now; the program says so, and looks."""
+    def number_decides(self, target: Any, operands: tuple[Any, ...]) -> Any:
+        """What is decided by numbers that steps advance is as it is now; the program says so, and looks.
+
+        A number itself is another one in every run.
+        """
         nodes = [value for value in map(as_node, operands) if isinstance(value, fx.Node)]
         roots = set[fx.Node]().union(*map(roots_of, nodes))
         values = list(map(self._number_now, operands))
         if roots <= self.step.rates or None in values:
-            raise self.number_needed(nodes[0])
-        answer = bool(target(*values))
+            raise self.number_needed(nodes[0], _IN_PYTHON if target in (float, int) else "")
+        answer = target(*values)
+        if type(answer) is float and self.recorder.decider is None:
+            raise self.number_needed(nodes[0], _IN_PYTHON)
         inputs = ", ".join(sorted(self.run.log.inputs.get(root, root.name) for root in roots))
         self.recorder.note_branch(target, operands, answer, f"what is asked of {inputs} ({self.here()})")
         return answer
