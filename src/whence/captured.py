@@ -178,8 +178,7 @@ class Program(Reported):
             )
         held = one_module(model)
         variants = tuple(each.bind(model, optimizer, on_violation=on_violation) for each in self.variants)
-        wanted = self.circumstances.dynamic_shapes, self.circumstances.decide
-        again = partial(_another_way, self.step, held, optimizer, wanted)
+        again = partial(_another_way, self, held, optimizer)
         is_own = on_violation == OnViolation.RECAPTURE and runs_itself(self, held, optimizer)
         return Bound(self, held, optimizer, self._checks(held), variants, again if is_own else None)
 
@@ -369,12 +368,15 @@ def capture_step(
     """
     UsageError.refuse(decide_faults(decide))
     given = tracing.Given(args, kwargs, dynamic_shapes, decide=decide)
-    held = one_module(model)
-    run = partial(tracing.capture_step, step, given, held, optimizer, reuse=reuse)
-    program = _of_any_step(run, (step, (args, kwargs or {}), held, optimizer))
+    return _captured_step(step, given, one_module(model), optimizer, reuse=reuse)
+
+
+def _captured_step(step: Any, given: tracing.Given, held: Any, optimizer: Any, **known: Any) -> Program:
+    run = partial(tracing.capture_step, step, given, held, optimizer, **known)
+    program = _of_any_step(run, (step, (given.args, given.kwargs or {}), held, optimizer))
     warn_if_told(program.asked)
     noted = replace(program.step, graph=program.graph_module)  # type: ignore[type-var]
-    return program.with_changes(step=noted).under(dynamic_shapes=dynamic_shapes, decide=decide)
+    return program.with_changes(step=noted).under(dynamic_shapes=given.dynamic_shapes, decide=given.decide)
 
 
 def _of_any_step(run: Callable[[], tuple[FlatProgram, Observed]], taking: tuple[Any, ...]) -> Program:
@@ -388,20 +390,19 @@ def _of_any_step(run: Callable[[], tuple[FlatProgram, Observed]], taking: tuple[
     try:
         with step_taken(*taking) as made:
             program = _traced(run, made)
-    except WhenceError:
-        raise first from None
+    except WhenceError as later:
+        raise (first if not isinstance(later, CaptureError) or later.of_first_step else later) from None
     if any(tensor is held for tensor in program.state.values() for held in made):
         raise first
     return program.with_changes(step=replace(program.step, second=True))  # type: ignore[type-var]
 
 
-def _another_way(
-    step: Any, model: Any, optimizer: Any, wanted: tuple[Any, str | None], args: Any, kwargs: Any
-) -> Bound:
-    """The step as it goes with these arguments, bound to what it runs on."""
-    shapes, decide = wanted
-    held = {"model": model, "optimizer": optimizer, "dynamic_shapes": shapes, "decide": decide}
-    return capture_step(step.call, args, kwargs, **held).bind(model, optimizer, on_violation="raise")
+def _another_way(of: Program, model: Any, optimizer: Any, args: Any, kwargs: Any, moved: Any) -> Bound:
+    """The step as it goes with these arguments, bound; other ways change what is at the `moved` places."""
+    wanted, step = of.circumstances, of.step
+    given = tracing.Given(args, kwargs, wanted.dynamic_shapes, decide=wanted.decide)
+    way = _captured_step(step.call, given, model, optimizer, moved=moved)  # type: ignore[union-attr]
+    return way.bind(model, optimizer, on_violation="raise")
 
 
 def capture(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -246,3 +247,57 @@ def gradients_by_evolution() -> Training:
         return loss
 
     return Training(model, optimizer, step)
+
+
+@step()
+def adam_of_a_dictionary_by_parameters() -> Training:
+    """Written by hand, in hooks: all that it keeps is under the parameters themselves."""
+    model = network()
+    state: dict[Any, Any] = {
+        held: {"mean": torch.zeros_like(held), "square": torch.zeros_like(held), "taken": 0}
+        for held in model.parameters()
+    }
+
+    def hook(held: Tensor) -> None:
+        kept = state[held]
+        kept["taken"] += 1
+        kept["mean"].lerp_(gradient_of(held), 0.1)
+        kept["square"].mul_(0.99).addcmul_(gradient_of(held), gradient_of(held), value=0.01)
+        mean = kept["mean"] / (1 - 0.9 ** kept["taken"])
+        held.data.addcdiv_(mean, kept["square"].sqrt() + 1e-8, value=-0.01)
+        held.grad = None
+
+    for held in model.parameters():
+        held.register_post_accumulate_grad_hook(hook)
+
+    def step(x: Tensor) -> Tensor:
+        loss = loss_of(model(x))
+        loss.backward()
+        return loss
+
+    return Training(model, None, step, kept=lambda: [*state.values()])
+
+
+class Smoothed:
+    """A value as trainers of images keep it."""
+
+    def __init__(self) -> None:
+        self.recent, self.total, self.count = deque[float](maxlen=2), 0.0, 0
+
+    def update(self, value: float) -> None:
+        self.recent.append(value)
+        self.total += value
+        self.count += 1
+
+
+@step()
+def meters_that_the_first_step_makes() -> Training:
+    model, meters = network(), defaultdict[str, Smoothed](Smoothed)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    run = plain(model, optimizer)
+
+    def step(x: Tensor) -> float:
+        meters["loss"].update(run(x).item())
+        return meters["loss"].total / meters["loss"].count
+
+    return Training(model, optimizer, step, kept=lambda: {name: vars(held) for name, held in meters.items()})

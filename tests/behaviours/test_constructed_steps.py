@@ -18,6 +18,7 @@ from tests.behaviours import (
     constructed_schedules,
     constructed_trainers,
     constructed_trainings,
+    constructed_ways,
 )
 from tests.behaviours.constructed_steps import ConstructedStep, Training
 from tests.behaviours.constructions import generators, seeded
@@ -54,7 +55,7 @@ def one_step(run: Any, batch: tuple[Tensor, ...], number: int) -> dict[str, Any]
 
 
 TABLES = (
-    *(constructed_trainings, constructed_keeping, constructed_schedules),
+    *(constructed_trainings, constructed_keeping, constructed_schedules, constructed_ways),
     *(constructed_games, constructed_hooks, constructed_optimizers, constructed_trainers),
 )
 STEPS = [*dict.fromkeys(row for table in TABLES for row in table.STEPS)]

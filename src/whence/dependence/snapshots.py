@@ -430,11 +430,16 @@ def containers_saved(rows: Iterable[tuple[str, Container]], *, keyed: bool = Fal
             if any(issubclass(kind, CONTAINERS) for kind in set(map(type, values))):
                 keys = held if isinstance(held, dict) else range(len(held))
                 waiting += [
-                    (f"{path}[{key!r}]" if keyed else path, value)
-                    for key, value in zip(keys, values, strict=True)
+                    (f"{path}[{spelled_key(key, at)}]" if keyed else path, value)
+                    for at, (key, value) in enumerate(zip(keys, values, strict=True))
                     if issubclass(type(value), CONTAINERS)
                 ]
     return found
+
+
+def spelled_key(key: object, position: int) -> str:
+    """How a person reads a key; a tensor is called by where it stands."""
+    return f"tensor {position}" if isinstance(key, Tensor) else repr(key)
 
 
 def save_all(path: str, thing: Any) -> list[Saved]:

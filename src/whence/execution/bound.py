@@ -34,8 +34,8 @@ from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
 
 Check = Callable[[tuple[Any, ...], dict[str, Any]], Checked]
 """Looks whether the capture holds for a call."""
-Again = Callable[[tuple[Any, ...], dict[str, Any]], "Bound"]
-"""Captures a step once more, with these arguments, as it goes now."""
+Again = Callable[[tuple[Any, ...], dict[str, Any], Sequence[HostPlace]], "Bound"]
+"""Captures a step once more, with these arguments, as it goes now; other ways change what is at places."""
 _MOST_WAYS = 16
 """Programs of one step that are kept beside the first."""
 
@@ -129,7 +129,7 @@ class Bound:
         stale = None
         ways = [*self._ways] or [self]
         for way in ways:
-            found = self._found(way, args, kwargs, self._advanced)
+            found = self._found(way, args, kwargs, self._advanced, self._moved)
             if not isinstance(found, StaleCapture):
                 self._ways.sort(key=lambda other, way=way: other is not way)  # type: ignore[misc]
                 self._is_after_first = False
@@ -147,6 +147,11 @@ class Bound:
         steps = [way.program.step for way in self._ways if way.program.step is not None]
         return {(slot.group, slot.key) for step in steps for slot in step.numbers}
 
+    @property
+    def _moved(self) -> list[HostPlace]:
+        """What steps of several ways change around them; of one way it is no constant."""
+        return [place for way in self._ways or (self,) for place in _places_changed(way.program)]
+
     def _found(self, way: "Bound", *given: Any) -> Any:
         try:
             return way._attempt(*given)
@@ -163,14 +168,26 @@ class Bound:
 
     def _other_way(self, args: tuple[Any, ...], kwargs: dict[str, Any], stale: Any) -> "Bound":
         """The step captured as it goes now; raises `stale` where it cannot be."""
-        if self._again is None or len(self._ways) > _MOST_WAYS:
+        if self._again is None:
+            raise stale
+        if len(self._ways) > _MOST_WAYS:
+            stale.why = f"the step has gone {len(self._ways)} ways already, and this is another one"
+            stale.remedy = "pass what decides as a tensor, or run the steps that go other ways as they are"
             raise stale
         try:
-            return self._again(args, kwargs)
+            return self._again(args, kwargs, self._moved)
         except CaptureError as error:
+            stale.why = f"captured as it goes now, it is refused: {error.what}"
+            stale.remedy = error.remedy
             raise stale from error
 
-    def _attempt(self, args: tuple[Any, ...], kwargs: dict[str, Any], advanced: Set[tuple[int, str]]) -> Any:
+    def _attempt(
+        self,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        advanced: Set[tuple[int, str]],
+        moved: Sequence[HostPlace],
+    ) -> Any:
         """What a run gives; a `StaleCapture`, which is not raised, where the step goes another way."""
         program = self.program
         if torch.is_inference_mode_enabled() and _trains(program):
@@ -178,7 +195,10 @@ class Bound:
         flat = program.convention.flatten(args, kwargs)
         checked = self._check(args, kwargs) if program.guards.rows else Checked([])
         if checked.violations:
-            raise stale_capture(program, checked)
+            stale = stale_capture(program, checked)
+            if all(_is_at(violation.guard.what, moved) for violation in checked.violations):
+                return stale
+            raise stale
         if checked.changes and not _settles(program):
             raise _changes_itself(checked.changes)
         if not self._subject.is_current:  # a module has taken the place of another
@@ -358,6 +378,26 @@ def other_optimizer(
         return []
     what = "the optimizer's groups do not hold the parameters that they held at capture, in order"
     return [Fault(what, remedy="make the optimizer as the captured one was made")]
+
+
+def _places_changed(program: FlatProgram) -> Iterator[HostPlace]:
+    """Where a step puts something around it, and not what it reads alone."""
+    if program.step is not None:
+        written = {of(row) for row in program.signature.outputs_of(OutputKind.MUTATION)}
+        yield from (row.place for row in program.step.counted if row.input in written)
+        yield from (row.place for row in program.step.effects)
+
+
+_ABOUT = ("closure ", "the length of ", "the keys of ")
+
+
+def _is_at(what: str, places: Sequence[HostPlace]) -> bool:
+    """Whether what a guard is about is at one of these places, or in what is there."""
+    for words in _ABOUT:
+        what = what.removeprefix(words)
+    paths = [place.path for place in places]
+    paths += [place.path.partition(".")[2] for place in places if place.is_of_module]
+    return any(what == path or what.startswith((f"{path}.", f"{path}[")) for path in paths)
 
 
 def _settles(program: FlatProgram) -> bool:

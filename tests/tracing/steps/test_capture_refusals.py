@@ -130,13 +130,6 @@ def sets_outside(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
-def without_backward(model: nn.Module, optimizer: Optimizer) -> Step:
-    def step(x: Tensor) -> Any:
-        return model(x)
-
-    return step
-
-
 def reentrant(model: nn.Module, optimizer: Optimizer) -> Step:
     def step(x: Tensor) -> None:
         found: Any = checkpoint(model, x.clone().requires_grad_(), use_reentrant=True)
@@ -205,7 +198,6 @@ REFUSED = [
     Refused(with_outside, UnsupportedStep, "not in Sequential"),
     Refused(differentiates_outside, UnsupportedStep, "outside the model gets a gradient"),
     Refused(sets_outside, UnsupportedStep, "sets the .grad"),
-    Refused(without_backward, UnsupportedStep, "runs no backward"),
     Refused(reentrant, UnsupportedStep, "use_reentrant=False"),
     Refused(listing, UnsupportedStep, r"makes optimizer\.state.*\['taken'\]"),
     Refused(listed, UnsupportedStep, r"makes optimizer\.state.*\[1\]"),

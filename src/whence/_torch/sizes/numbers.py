@@ -30,6 +30,10 @@ Refuse = Callable[..., Exception]
 """Makes the error for a decision that needs the number, or for another need of it, with what to do then."""
 Decide = Callable[[Any, tuple[Any, ...]], Any]
 """What is decided by numbers in this capture, yes or no or a whole number; raises where nobody knows."""
+_AS_FLOAT = (
+    "write tensor.item() for float(tensor), which stays a number of each run; give an operator that takes no "
+    'such number float(number), and let the example decide with decide="example"'
+)
 _AS_TEXT = "return or keep the number as it is, and write texts of it, or hand it to NumPy, outside the step"
 _MATHEMATICS = (
     "sqrt",
@@ -148,7 +152,7 @@ class _NumberNode:
         return False
 
     def guard_float(self, _file: str, _line: int) -> float:
-        return self.arithmetic.decided(float, RecordedNumber(self))  # type: ignore[no-any-return]
+        raise self.arithmetic.refuse(self.node, _AS_FLOAT)
 
     def _graph_repr(self) -> str:
         return f"the number {self.node.name}"

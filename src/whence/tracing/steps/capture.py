@@ -1,6 +1,6 @@
 """Capture a training step, step by step."""
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.dependence.observed import Observed
 from whence.errors import UnsupportedStep
 from whence.program import FlatProgram
+from whence.program.arguments.host_state import HostPlace
 from whence.program.wellformed import check
 from whence.schema import InputKind, OutputKind
 from whence.tracing.answers import Answers
@@ -25,6 +26,7 @@ from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.steps.attribution import attribute_step
 from whence.tracing.steps.enclosed_state import begin_scales, scales_of
 from whence.tracing.steps.first_step import StepAssumptions
+from whence.tracing.steps.host.host_run import HostAssumptions
 from whence.tracing.steps.host.of_model import without_host
 from whence.tracing.steps.optimizer import Optimizing, optimizing
 from whence.tracing.steps.run import record_step
@@ -40,9 +42,17 @@ HOOKED = "parameters have gradient hooks, which run between autograd's nodes"
 
 
 def capture_step(
-    step: Callable[..., Any], given: Given, model: object, optimizer: object, *, reuse: bool = True
+    step: Callable[..., Any],
+    given: Given,
+    model: object,
+    optimizer: object,
+    *,
+    reuse: bool = True,
+    moved: Sequence[HostPlace] = (),
 ) -> tuple[FlatProgram, Observed]:
     """The program of a training step on these example inputs, and what the model read.
+
+    Other ways that it goes have `moved` what is at these places.
 
     A run may find out that it must be done again: with the state that the optimizer makes in its first step,
     with the learning rate as a constant, or without replaying calls.
@@ -50,7 +60,8 @@ def capture_step(
 
     def once(answers: Answers, given: Given) -> tuple[FlatProgram, Observed]:
         wanted = Reuse(reuse, joint=True, answers=answers).but_where(given.decide, DECIDES)
-        wish = StepAssumptions(reuse=wanted)
+        beside = HostAssumptions.beside(moved)
+        wish = StepAssumptions(reuse=wanted, host=beside, beside=beside)
         return until_it_holds(wish, partial(_attempted, step, given, model, optimizer))
 
     return captured_for_sizes(given, once)

@@ -51,7 +51,8 @@ class StepAssumptions:
     `counts` and `numbers` are numbers that steps advance, in the state and in the groups, `advanced` those in
     containers and objects of the state; `owned` are attributes of the optimizer that it changes. `operations`
     are those of the optimizer in the run before, which this one must repeat. `host` is what the step changes
-    around it. A step that `takes_gradients` reads those of before. `reuse` says which calls may be replayed.
+    around it, `beside` what is known of that at first. A step that `takes_gradients` reads those of before.
+    `reuse` says which calls may be replayed.
     """
 
     created: Mapping[Key, Initial] = field(default_factory=dict)
@@ -63,15 +64,17 @@ class StepAssumptions:
     fixed_rates: bool = False
     takes_gradients: bool = False
     host: HostAssumptions = field(default_factory=HostAssumptions)
+    beside: HostAssumptions = field(default_factory=HostAssumptions)
     reuse: Reuse = field(default_factory=lambda: Reuse(joint=True))
 
     def but_for(self, kind: type | None, why: str) -> "StepAssumptions":
         """The same without calls of one class, or of any; what the step changes around it is found again."""
-        return replace(self, reuse=self.reuse.but_for(kind, why), host=HostAssumptions())
+        return replace(self, reuse=self.reuse.but_for(kind, why), host=self.beside)
 
     def with_fixed_rates(self) -> "StepAssumptions":
         """From the beginning, with learning rates as constants."""
-        return StepAssumptions(fixed_rates=True, takes_gradients=self.takes_gradients, reuse=self.reuse)
+        held = {"host": self.beside, "beside": self.beside, "reuse": self.reuse}
+        return StepAssumptions(fixed_rates=True, takes_gradients=self.takes_gradients, **held)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

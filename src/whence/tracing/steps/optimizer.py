@@ -225,7 +225,8 @@ def optimizing(subject: Subject, optimizer: object) -> Optimizing:
             f"{len(strangers)} of the optimizer's parameters are not in {name_of_class(subject.roots[0][1])}",
             why="they have no name in the model: "
             + ", ".join(f"a tensor {list(t.shape)}" for t in strangers[:5]),
-            remedy="pass a model that holds all of them, such as nn.ModuleDict of what is trained together",
+            remedy="make each an nn.Parameter and pass a model that holds all of them, such as nn.ModuleDict "
+            "of what is trained together, and nn.ParameterDict of single ones",
         )
     _refuse_shared(optimizer, rows)
     groups = tuple(tuple(rows[id(p)] for p in group["params"]) for group in optimizer.param_groups)

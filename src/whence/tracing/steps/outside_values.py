@@ -34,7 +34,7 @@ from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_o
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
 from whence._torch.sizes.numbers import is_recorded
 from whence.dependence.code import OF_ENVIRONMENT, function_in, globals_within, names_in
-from whence.dependence.snapshots import CONTAINERS, is_iterator
+from whence.dependence.snapshots import CONTAINERS, is_iterator, spelled_key
 from whence.dependence.values import is_solid
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Outside
@@ -283,9 +283,10 @@ def _entries(found: Outside) -> Iterator[Outside]:
     held: Any = found.value
     is_keyed = not isinstance(held, (list, tuple, deque))
     rows = list(items_of(held) if is_keyed else enumerate(held))
-    if not all(is_solid(key) for key, _ in rows):
+    is_by_tensors = any(isinstance(key, Tensor) for key, _ in rows)
+    if not all(is_solid(key) or isinstance(key, Tensor) for key, _ in rows):
         return
-    if is_keyed:
+    if is_keyed and not is_by_tensors:
         put = frozenset(key for key, value in rows if is_stand_in(value))
         keys_of = partial(_keys_but_for, put) if put else tuple
         yield Outside(f"the keys of {found.path}", found.root, (*found.way, keys_of), keys_of(held))
@@ -295,7 +296,7 @@ def _entries(found: Outside) -> Iterator[Outside]:
     for position, (key, value) in enumerate(rows if len(rows) <= _MOST else ()):
         is_said = is_plain and type(key) in (str, int)
         ask: Step = itemgetter(key) if is_said else partial(value_at, position=position)
-        yield Outside(f"{found.path}[{key!r}]", found.root, (*found.way, ask), value)
+        yield Outside(f"{found.path}[{spelled_key(key, position)}]", found.root, (*found.way, ask), value)
 
 
 def _keys_but_for(put: Set[Any], held: Any) -> tuple[Any, ...]:

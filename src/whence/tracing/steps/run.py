@@ -25,7 +25,6 @@ from whence.errors import Place, SideEffect, UnsupportedStep
 from whence.program.arguments.containers import containers_in
 from whence.program.arguments.optimizer_arguments import Outside, Step, is_number
 from whence.provenance import Source
-from whence.schema import Phase
 from whence.tracing.recording.backward import Backward
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import (
@@ -196,13 +195,6 @@ def _recorded(
     subject, leaves = session.run.subject, _gradient_leaves(recorded.prepared)
     counted = _advanced(session, found, taken)
     refuse_unbegun(session, found, taken.before, counted, wish)
-    if not session.step.runs and session.run.running.phase is not Phase.OPTIMIZER:
-        raise UnsupportedStep(
-            f"{subject.name} runs no backward and no optimizer",
-            where=subject.place,
-            why="a training step is forward, backward, and what follows",
-            remedy="call loss.backward() in it, or optimizer.step(); or use whence.capture",
-        )
     held = {row.name: getattr(recorded, row.name) for row in fields(recorded)}
     held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken), *host.pairs)
     held["kept"] = host.kept

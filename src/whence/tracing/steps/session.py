@@ -323,7 +323,8 @@ class StepPasses(Passes):
                 f"a tensor {list(leaf.shape)} from outside the model gets a gradient",
                 where=self.run.places.here(),
                 why="it has no name in the model, so the program could not say whose gradient that is",
-                remedy="pass a model that holds it (nn.ModuleDict of what is trained together), or detach it",
+                remedy="make it an nn.Parameter and pass a model that holds it (nn.ModuleDict of what is "
+                "trained together, nn.ParameterDict of single ones), or detach it",
             )
         if key in self.step.arrived:
             return
@@ -396,7 +397,7 @@ class StepPasses(Passes):
                 f"the step runs an optimizer ({name}) that the capture was not given",
                 where=self.run.places.here(),
                 why="its state would be constants of the program",
-                remedy="pass it as optimizer=; several as optimizer=[first, second]",
+                remedy="make it outside, and pass it as optimizer=; several as optimizer=[first, second]",
             )
         if not self.running.is_outside:
             raise UnsupportedStep(

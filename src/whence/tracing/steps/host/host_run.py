@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
+from types import CellType
 from typing import Any
 
 from torch import Tensor, fx
@@ -56,7 +57,8 @@ class HostAssumptions:
 
     `numbers` and `tensors` become inputs, and so does what is `read` of schedules; `replaced` and `grown` get
     stand-ins; `things` were reached and are looked at from the beginning. `operations` are those of the first
-    run.
+    run. What other ways of the step change `elsewhere` is no constant of this one, and gets a stand-in where
+    it is no number. A run with which nothing has `begun` finds out what the step reaches.
     """
 
     numbers: Mapping[Key, HostPlace] = field(default_factory=dict)
@@ -66,6 +68,16 @@ class HostAssumptions:
     grown: Mapping[Key, _Grown] = field(default_factory=dict)
     things: tuple[tuple[str, Any], ...] = ()
     operations: Operations | None = None
+    elsewhere: Mapping[Key, HostPlace] = field(default_factory=dict)
+    begun: bool = True
+
+    @classmethod
+    def beside(cls, places: Iterable[HostPlace]) -> "HostAssumptions":
+        """What a way of the step assumes beside others, which change what is at these places."""
+        rows = {place.identity: place for each in places if (place := each.found()) is not None}
+        numbers = {key: place for key, place in rows.items() if is_number(place.now())}
+        others = {key: place for key, place in rows.items() if key not in numbers}
+        return cls(numbers, elsewhere=others, begun=not rows)
 
     @property
     def settled(self) -> "HostAssumptions":
@@ -98,6 +110,23 @@ def asked_of_schedule(places: Sequence[HostPlace]) -> AnotherAttempt:
     return AnotherAttempt(taken, f"the step reads {places[0].path}")
 
 
+def _asked_of_ways(key: Key) -> AnotherAttempt:
+    """The step reads what other ways change, and has its value as a constant."""
+
+    def taken(assumed: Any) -> Any:
+        elsewhere = {other: place for other, place in assumed.host.elsewhere.items() if other != key}
+        return replace(assumed, host=replace(assumed.host, elsewhere=elsewhere))
+
+    return AnotherAttempt(taken, "the step reads what another way of it changes")
+
+
+def _kept_at(place: HostPlace) -> Iterable[HostPlace]:
+    """Where a stand-in is put: a list that grows is exchanged as a whole."""
+    if place.key is not None or isinstance(place.holder, CellType):
+        return (place,)
+    return () if place.owner is None else place.owner.places
+
+
 class HostRun:
     """One run of a step, and what is around it."""
 
@@ -114,13 +143,18 @@ class HostRun:
 
     def begin(self) -> Iterator[StepInput]:
         """Put inputs and stand-ins where the step will look."""
-        for key, place in self._assumed.numbers.items():
-            yield self._number(key, place, place.put)
         for key, place in self._assumed.read.items():
             yield self._number(key, place, partial(self._session.step.scheduling.read, place))
+        if not self._assumed.begun:
+            return
+        for key, place in self._assumed.numbers.items():
+            yield self._number(key, place, place.put)
         memory = [row.tensor for row in self._session.run.subject.state]
         for place in self._assumed.tensors.values():
             yield from self._tensors(place, memory)
+        for key, place in self._assumed.elsewhere.items():
+            for holder in _kept_at(place) if not self._assumed.knows(key) else ():
+                holder.put(Unread(holder.path, lambda _, key=key: _asked_of_ways(key)))  # type: ignore[misc]
         for place, _ in self._assumed.replaced.values():
             place.put(Unread(place.path, self._refused))
         for key, grown in self._assumed.grown.items():
@@ -159,7 +193,8 @@ class HostRun:
             where=self._session.run.places.here(),
             why="the next run would find something else there, which is no input of the program: numbers "
             "that it advances are, and what it only writes is written again",
-            remedy="keep a tensor in a buffer of the model; read what a step has collected outside of it",
+            remedy="keep a tensor in a buffer of the model; read what a step has collected outside of it; "
+            "where only the first step changes it, take one before the capture",
         ).in_first_step()
 
     # --- afterwards --------------------------------------------------------------------------------------
@@ -167,6 +202,11 @@ class HostRun:
     def settle(self, place: Place) -> HostOutcome:
         """What the step did; raises `AnotherAttempt` where more has to be assumed, and `UnsupportedStep` for
         what no program can do again."""
+        if not self._assumed.begun:
+            begun = replace(self._assumed, begun=True, things=tuple(self.enclosed.reached))
+            raise AnotherAttempt(
+                lambda assumed: replace(assumed, host=begun), "other ways change what is there"
+            )
         renewed = self.enclosed.renewed()
         changes = [row for row in changes_of(self.enclosed.rows) if row.place.path not in renewed]
         changes = [row for row in changes if not is_of_modules(row)]
@@ -215,7 +255,9 @@ class HostRun:
                 replaced[key] = row.place, self._shape(row, place)
         operations = operations_of(self._session) if then.operations is None else then.operations
         things = tuple(self.enclosed.reached)
-        return HostAssumptions(numbers, tensors, then.read, replaced, grown, things, operations)
+        return HostAssumptions(
+            numbers, tensors, then.read, replaced, grown, things, operations, then.elsewhere
+        )
 
     def _shape(self, row: HostChange, place: Place) -> _Shape:
         return tuple(_shape_of(value, row.place.path, place) for value in row.appended or (row.after,))
@@ -318,8 +360,8 @@ def _shape_of(value: Any, path: str, place: Place) -> tuple[TreeSpec, _Shape]:
             f"the step puts a {type(strange[0]).__name__} into {path}",
             where=place,
             why="tensors, numbers and texts are put there again in every run, alone and in containers",
-            remedy="do it outside the captured step",
-        )
+            remedy="do it outside the captured step; where only the first step does it, take one before",
+        ).in_first_step()
     return spec, tuple(map(_kind_of, leaves))
 
 
