@@ -28,6 +28,7 @@ ARITHMETIC: dict[str, Use] = {
     "power": lambda loss, rate: loss.square() ** (1 - 2 * rate),
     "full": lambda loss, rate: loss * torch.full((2,), rate),
     "root": lambda loss, rate: loss * math.sqrt(rate),
+    "divmod": lambda loss, rate: loss * divmod(rate, 0.03)[1],
     "any number": lambda loss, rate: loss * rate if isinstance(rate, (int, float)) else loss,
 }
 NEEDED: dict[str, Use] = {
@@ -37,7 +38,6 @@ NEEDED: dict[str, Use] = {
     "array": lambda loss, rate: loss * torch.from_numpy(np.array([rate])),
     "key": lambda loss, rate: loss * {0.1: 2.0}.get(rate, 1.0),
     "member": lambda loss, rate: loss * (2.0 if rate in {0.1} else 1.0),
-    "divmod": lambda loss, rate: loss * divmod(rate, 0.03)[1],
     "real": lambda loss, rate: loss * rate.real,
     "branch": lambda loss, rate: loss * 2 if rate > 0.05 else loss,
 }

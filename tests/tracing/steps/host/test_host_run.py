@@ -110,8 +110,8 @@ def test_a_loaded_program_does_not_write_to_a_tensor_of_the_file(tmp_path: Path)
         run(batch())
 
 
-def test_a_number_that_sizes_follow_is_refused() -> None:
-    """No program can have another size in every run."""
+def test_a_number_that_sizes_follow_is_a_way_for_each() -> None:
+    """Another size in every run is another program in every run, up to a limit, and then an error says so."""
     kept, _, held = counting()
     inner = zero_first(held["model"], held["optimizer"])
 
@@ -119,9 +119,13 @@ def test_a_number_that_sizes_follow_is_refused() -> None:
         kept.step += 1
         return inner(x[: kept.step])
 
-    with pytest.raises(whence.DataDependent, match=r"from kept\.step"):
-        whence.capture_step(step, (batch(),), **held)
+    run = whence.capture_step(step, (batch(),), **held).bind(held["model"], held["optimizer"])
     assert kept.step == 0
+    with pytest.raises(whence.StaleCapture, match="has gone 17 ways already") as caught:
+        for _ in range(40):
+            run(batch())
+    assert "pass what decides as a tensor" in caught.value.remedy
+    assert kept.step == 17
 
 
 def test_tensors_made_of_a_counter_are_of_its_type() -> None:
