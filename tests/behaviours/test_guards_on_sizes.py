@@ -86,6 +86,16 @@ def test_strides_follow_from_sizes() -> None:
     assert violation.guard.what == "args[0]"
 
 
+@pytest.mark.parametrize("rows", [1, 4])
+def test_where_there_is_one_row_its_stride_means_nothing(rows: int) -> None:
+    """A row that lies in a longer tensor is laid out as one that does not, whatever its stride says."""
+    model = nn.Linear(4, 2)
+    program = whence.capture(model, (torch.ones(rows, 4),), dynamic_shapes=({0: Dim.AUTO},))
+    assert program.check(model, (torch.ones(5, 9)[:1, :4],)) == []
+    (violation,) = program.check(model, (torch.ones(5, 9)[:rows, 1:9:2],))
+    assert violation.guard.what == "args[0]"
+
+
 def test_a_guarded_program_captures_again_for_another_size(program: whence.Program) -> None:
     """A call of a size that is not admitted is captured as it is; the next one is fixed to it."""
     guarded = program.guarded(Scaled(), on_violation="recapture")

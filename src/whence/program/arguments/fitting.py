@@ -56,11 +56,15 @@ class LeafConditions:
         found += [f"{name}.shape[{axis}] == {size}" for axis, size in enumerate(shape) if type(size) is int]
         return " and ".join(found)
 
-    def laid_out(self, at: int, layout: torch.layout, strides: Mapping[int, Sized]) -> str:
-        """A tensor of this layout, with these strides along these dimensions."""
-        found = [f"{value_at(at)}.layout is {self.name_of(layout)}"]
-        found += [f"{value_at(at)}.stride({axis}) == {stride}" for axis, stride in strides.items()]
-        return " and ".join(found)
+    def laid_out(self, at: int, layout: torch.layout, strides: Mapping[int, Sized], may_be_one: Set[int]) -> str:
+        """A tensor of this layout, with these strides along these dimensions.
+
+        Those that `may_be_one` in a run have none that count then.
+        """
+        name = value_at(at)
+        rows = [(axis, f"{name}.stride({axis}) == {stride}") for axis, stride in strides.items()]
+        found = [f"({name}.shape[{axis}] < 2 or {row})" if axis in may_be_one else row for axis, row in rows]
+        return " and ".join([f"{name}.layout is {self.name_of(layout)}", *found])
 
     def placed(self, at: int, device: torch.device, *, there: bool) -> str:
         """A tensor on a device of this type, or on this very one (`there`)."""
@@ -281,7 +285,9 @@ class ExpectedLeaves:
         if is_watched or expected.device.type != "meta":  # where a plan was made, for any device
             yield _Row(Misfit.DEVICE, (at,), ask.placed(at, expected.device, there=is_watched))
         if (strides := self._strides(at, expected, shape)) is not None or is_watched:
-            yield _Row(Misfit.LAYOUT, (at,), ask.laid_out(at, expected.layout, strides or {}))
+            is_asked = self.paths[at] in self.layouts
+            may_be_one = {axis for axis, size in enumerate(shape) if type(size) is not int and not is_asked}
+            yield _Row(Misfit.LAYOUT, (at,), ask.laid_out(at, expected.layout, strides or {}, may_be_one))
         asked = {fact for path, fact in self.facts if path == self.paths[at]}
         for fact in sorted(asked | ({TensorFact.REQUIRES_GRAD} if is_watched else set())):
             condition = f"{value_at(at)}.{fact} == {_answer(expected, fact)}"
