@@ -74,8 +74,9 @@ def taken(notes: SimpleQueue[T]) -> list[T]:
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor | None]:
-    """A copy of every gradient, by parameter name."""
-    return {n: None if p.grad is None else p.grad.clone() for n, p in module.named_parameters()}
+    """A copy of every gradient, by the name of the parameter or buffer."""
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return {name: None if tensor.grad is None else tensor.grad.clone() for name, tensor in tensors}
 
 
 def state(module: nn.Module) -> dict[str, Tensor]:

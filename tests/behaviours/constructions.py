@@ -248,6 +248,14 @@ def attention_with_a_mask(m: Parts, x: Tensor) -> Tensor:
     )
 
 
+@row(refused=undifferentiable("a program of a forward cannot let its own buffer require a gradient"))
+def lets_a_buffer_require_gradients(m: Parts, x: Tensor) -> tuple[Tensor, Tensor]:
+    loss = m.seen
+    if m.training:
+        loss.requires_grad_()
+    return m.linear(x), loss + m.linear(x).square().mean()
+
+
 @row(refused=undifferentiable("it ran a backward inside, which is differentiated again"))
 def forces(m: Parts, x: Tensor) -> Tensor:
     with torch.enable_grad():

@@ -41,7 +41,16 @@ class ModuleTensors:
         self._refuse_untied(module, replacing)
         rows = self.gradients.parameters
         held = self._once([self._parameter(module, *row, replacing) for row in rows], replacing)
+        for (name, _), tensor in zip(rows, held, strict=True):
+            if name in self._turned and isinstance(tensor, Tensor):
+                tensor.requires_grad_()
         return with_differentiable_parts(module, rows, held, self.plan.program.signature.wholes)
+
+    @cached_property
+    def _turned(self) -> frozenset[str]:
+        """The state that has a captured gradient because the model itself lets it require one, as runs do."""
+        rows = (row for row in self.plan.program.signature.state if self.gradients.terms.get(row.name))
+        return frozenset(row.name for row in rows if row.part is None and not row.value.requires_grad)
 
     def _once(self, held: list[Any], replacing: Replacing) -> list[Any]:
         """Each tensor once: modules that nobody called may share theirs with newcomers; others must not."""

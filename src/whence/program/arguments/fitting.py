@@ -56,7 +56,9 @@ class LeafConditions:
         found += [f"{name}.shape[{axis}] == {size}" for axis, size in enumerate(shape) if type(size) is int]
         return " and ".join(found)
 
-    def laid_out(self, at: int, layout: torch.layout, strides: Mapping[int, Sized], may_be_one: Set[int]) -> str:
+    def laid_out(
+        self, at: int, layout: torch.layout, strides: Mapping[int, Sized], may_be_one: Set[int]
+    ) -> str:
         """A tensor of this layout, with these strides along these dimensions.
 
         Those that `may_be_one` in a run have none that count then.
