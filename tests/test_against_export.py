@@ -218,6 +218,7 @@ class Attends(torch.nn.Module):
         return scan(lambda carry, row: (carry + self.attended(row), row.sin()), chosen[0] * 0, chosen)[0]
 
 
+@pytest.mark.sample(1)
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
 )  # in eager

@@ -256,6 +256,7 @@ assert whence.capture(model, (x,)).verify(model, (x,)).ok
 """
 
 
+@pytest.mark.sweep
 def test_a_progress_bar_is_no_clock_of_the_models() -> None:
     """It looks at one for itself; in a process of its own, whose output nobody has replaced."""
     subprocess.run([sys.executable, "-c", PROGRESS], check=True)

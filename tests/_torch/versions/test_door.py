@@ -53,6 +53,7 @@ def test_an_untried_release_gives_one_warning(imported: str) -> None:
     assert all(release in told[0] for release in TRIED)
 
 
+@pytest.mark.sweep
 def test_looking_for_names_loads_nothing(imported: str) -> None:
     """What whence loads when it needs it is not loaded to look for names in it."""
     assert imported.splitlines()[1] == "False"

@@ -139,6 +139,7 @@ except whence.UsageError as error:
 """
 
 
+@pytest.mark.sweep
 def test_other_runs_and_other_processes(world: None, tmp_path: Path) -> None:
     """What `whence.cached` kept in a run is used in the next one of that process. In another process it is
     not, nor does it load there: the graph has the part of one.

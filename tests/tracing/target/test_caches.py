@@ -91,6 +91,7 @@ print(len(made), type(program.module()(ids[:1] * 0, past_key_values=DynamicCache
 """
 
 
+@pytest.mark.sweep
 def test_a_program_that_returns_one_is_kept(tmp_path: Path) -> None:
     """A process that finds it has opened no cache: it captured every such model again, and did not say so."""
     command = [sys.executable, "-c", MODEL + KEPT, str(tmp_path)]
