@@ -454,7 +454,7 @@ class Circle:
 
 def test_what_nobody_holds_any_more_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs thrown away one after the other: the collector does not count what it is told is old."""
-    monkeypatch.setattr(gc, "get_objects", lambda: range(500_000))  # however many tests left
+    monkeypatch.setattr(gc, "get_objects", lambda: range(350_000))  # however many tests left
     made: list[weakref.ref[Circle]] = []
     for _ in range(4):
         without_collection(lambda: made.extend(weakref.ref(Circle()) for _ in range(100_000)))

@@ -44,11 +44,11 @@ class _Old:
         self._count, self._collections = 0, 0
 
     def look(self) -> None:
-        """Let it look through all where a third of them came since it did so."""
+        """Let it look through all where half of them came since it did so."""
         done = gc.get_stats()[-1]["collections"]
         if done != self._collections:
             self._count, self._collections = 0, done
-        if self._count > _MANY and self._count * 3 > len(gc.get_objects()):
+        if self._count > _MANY and self._count * 2 > len(gc.get_objects()):
             gc.collect()
 
     def grow(self) -> None:
