@@ -187,6 +187,10 @@ def test_calls_by_number_and_class() -> None:
     assert program.select("type=Seq* :: aten.linear") == linears[2:]
     with pytest.raises(whence.SelectionError, match="no number of a call"):
         program.select("lin@last")
+    with pytest.raises(whence.SelectionError, match="the calls are lin to lin@1"):
+        program.select("lin@2")
+    with pytest.raises(whence.SelectionError, match=r"the calls are act\.1 alone"):
+        program.select("act.1@1")
     with pytest.raises(whence.SelectionError, match="no module fits"):
         program.select("type=Conv2d")
 

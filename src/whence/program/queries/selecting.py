@@ -233,6 +233,9 @@ def near_paths(pattern: str, calls: Calls, others: Iterable[str] = ()) -> str:
     wanted = pattern.split(SEPARATOR)[0].strip()
     if wanted.startswith(TYPE):
         return _suggest(wanted.removeprefix(TYPE), list(dict.fromkeys(call.site.type for call in calls)))
+    called, at, _ = wanted.rpartition("@")
+    if at and (sites := [str(call.site) for call in calls if str(call.site.path) == called]):
+        return f"the calls are {sites[0]}" + (f" to {sites[-1]}" if sites[1:] else " alone")
     paths = dict.fromkeys(str(path) for call in calls for path in call.site.path.prefixes())
     ending = [path for path in paths if PathPattern.parse(f"**.{wanted}").matches(ModulePath.parse(path))]
     if ending:
