@@ -103,7 +103,9 @@ class Page {
   }
 
   private follow(): void {
-    this.apply(read(this.tree, location.hash));
+    const found = read(this.tree, location.hash);
+    this.apply(found);
+    if (found.missing) this.search.ask(found.missing);
   }
 
   private apply({ item, node }: Pick<State, "item" | "node">): void {

@@ -22,13 +22,15 @@ export function address(tree: Tree, state: State): string {
   return parts.length ? `#${parts.join("&")}` : "";
 }
 
-export function read(tree: Tree, hash: string): Pick<State, "item" | "node"> {
+/** What an address opens, and the name in it that nothing has. */
+export function read(tree: Tree, hash: string): Pick<State, "item" | "node"> & { missing: string | null } {
   const given = new Map(hash.replace(/^#/, "").split("&").map((part) => split(part)));
   const side = given.get("other") === "1" && tree.programs.length > 1 ? 1 : 0;
   const at = tree.programs[side]!.byName.get(given.get("node") ?? "");
   const node = at === undefined ? null : { side, at };
   const item = named(tree, side, given.get("call"));
-  return { item: within(tree, item, given.get("graph")) ?? (node && tree.home(node.side, node.at)), node };
+  const missing = (node ? null : given.get("node")) || (item ? null : given.get("call")) || null;
+  return { item: within(tree, item, given.get("graph")) ?? (node && tree.home(node.side, node.at)), node, missing };
 }
 
 /** The nested graph in which an item is, by the full name of the node that holds it; none for a call of the program. */

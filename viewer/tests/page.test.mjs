@@ -199,6 +199,7 @@ describe("in a browser", { skip: !HAS_CHROMIUM && "no Chromium" }, () => {
     await page.reload();
     await page.waitForSelector("html[data-ready]");
     assert.equal(await page.locator(".graphs").isVisible(), false);
+    assert.match(await page.locator(".hits").textContent(), /Nothing is called so/);
   }, "#call=blocks.3.mlp");
 
   on("memory over time leads to the node", "gpt", async (page) => {

@@ -50,6 +50,12 @@ export class SearchView {
     this.field.select();
   }
 
+  /** Say what is called so, as if it had been typed. */
+  ask(text: string): void {
+    this.field.value = text;
+    this.look();
+  }
+
   private look(): void {
     const text = this.field.value.trim();
     this.cursor = 0;
