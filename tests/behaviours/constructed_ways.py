@@ -97,7 +97,7 @@ def grows_with_its_count() -> Training:
         def forward(self, x: Tensor) -> Tensor:
             for layer in self.layers[: self.depth]:
                 x = layer(x).relu()
-            return self.head(x)  # type: ignore[no-any-return]
+            return self.head(x)
 
     model, kept = Deep(), SimpleNamespace(step=0)
     optimizer = SGD(model.parameters(), lr=0.1)
@@ -189,7 +189,7 @@ def evaluates(kept: Any, model: nn.Module, x: Tensor) -> Tensor:
 
 
 def descends_by_functions(_: Any, model: nn.Module, x: Tensor) -> Tensor:
-    held = dict(model.named_parameters())
+    held: dict[str, Tensor] = dict(model.named_parameters())
 
     def loss(given: dict[str, Tensor]) -> Tensor:
         return loss_of(torch.func.functional_call(model, given, (x,)))
@@ -198,7 +198,7 @@ def descends_by_functions(_: Any, model: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         for name, parameter in held.items():
             parameter.sub_(found[name], alpha=0.1)
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 without_backward(evaluates)

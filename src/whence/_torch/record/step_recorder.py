@@ -72,7 +72,8 @@ class StepFunctionMode(FunctionMode):
         try:
             return as_recorded(super().__torch_function__(func, types, args, kwargs))
         except (TypeError, IndexError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and _NO_LIST not in str(error):
+            is_of_numbers = holds_recorded((*args, *(kwargs or {}).values()))
+            if not is_of_numbers or (isinstance(error, RuntimeError) and _NO_LIST not in str(error)):
                 raise
             args, named = tree_map_only(SymFloat, _decided, (args, kwargs or {}))
             return as_recorded(super().__torch_function__(func, types, args, named))
