@@ -21,6 +21,7 @@ from torch import Tensor
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
 from whence._torch.observe.generators import is_default_generator
 from whence._torch.sizes.plain_answers import as_key
+from whence.dependence.values import is_solid
 
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 CONTAINERS = (dict, list, set, deque)
@@ -438,8 +439,8 @@ def containers_saved(rows: Iterable[tuple[str, Container]], *, keyed: bool = Fal
 
 
 def spelled_key(key: object, position: int) -> str:
-    """How a person reads a key; a tensor is called by where it stands."""
-    return f"tensor {position}" if isinstance(key, Tensor) else repr(key)
+    """How a person reads a key; one that is no plain value is called by its class and where it stands."""
+    return repr(key) if is_solid(key) else f"{type(key).__name__} {position}"
 
 
 def save_all(path: str, thing: Any) -> list[Saved]:

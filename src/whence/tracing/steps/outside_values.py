@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from whence._torch.fakes import FakeTensor
-from whence._torch.files import is_library
+from whence._torch.files import is_installed, is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
 from whence._torch.sizes.numbers import is_recorded
@@ -200,6 +200,7 @@ class OutsideReads(NamedValues):
             yield from self._unseen(found, spelling)
         elif not issubclass(kind, _HOLDING):
             yield from values_held(found, spelling)
+            yield from _held_by_torch(found)
         if issubclass(kind, _HOLDING):
             yield from _entries(found)
         elif issubclass(kind, SimpleNamespace):
@@ -239,8 +240,8 @@ class OutsideReads(NamedValues):
                 self._enclosed.reach(found.path, thing)
 
     def _follow(self, function: FunctionType | None) -> None:
-        """Look at the variables of a function, if it belongs to what the step belongs to."""
-        if function is None or _package(function) not in self._packages:
+        """Look at the variables of a function of the step's package, or of none that is installed."""
+        if function is None or not self._is_followed(function):
             return
         if not self._is_new(("followed", id(function)), function):
             return
@@ -254,6 +255,10 @@ class OutsideReads(NamedValues):
         self.function(function, function.__name__, CodeWords.of(code))
         if not names_in(code).isdisjoint(OF_ENVIRONMENT):
             self.environment(code)
+
+    def _is_followed(self, function: FunctionType) -> bool:
+        is_own = self._is_user(function.__code__) and not is_installed(function.__code__.co_filename)
+        return is_own or _package(function) in self._packages
 
     def _taken_from(self, found: Outside) -> UnsupportedStep:
         return UnsupportedStep(
@@ -283,10 +288,7 @@ def _entries(found: Outside) -> Iterator[Outside]:
     held: Any = found.value
     is_keyed = not isinstance(held, (list, tuple, deque))
     rows = list(items_of(held) if is_keyed else enumerate(held))
-    is_by_tensors = any(isinstance(key, Tensor) for key, _ in rows)
-    if not all(is_solid(key) or isinstance(key, Tensor) for key, _ in rows):
-        return
-    if is_keyed and not is_by_tensors:
+    if is_keyed and all(is_solid(key) for key, _ in rows):
         put = frozenset(key for key, value in rows if is_stand_in(value))
         keys_of = partial(_keys_but_for, put) if put else tuple
         yield Outside(f"the keys of {found.path}", found.root, (*found.way, keys_of), keys_of(held))
@@ -297,6 +299,14 @@ def _entries(found: Outside) -> Iterator[Outside]:
         is_said = is_plain and type(key) in (str, int)
         ask: Step = itemgetter(key) if is_said else partial(value_at, position=position)
         yield Outside(f"{found.path}[{spelled_key(key, position)}]", found.root, (*found.way, ask), value)
+
+
+def _held_by_torch(found: Outside) -> Iterator[Outside]:
+    """Numbers and tensors of an object of torch's (a distribution), whose reads are not seen."""
+    own = own_attributes(found.value) if _package(type(found.value)) == "torch" else {}
+    kinds = (Tensor, *PLAIN)
+    rows = ((name, held) for name, held in own.items() if issubclass(type(held), kinds))
+    yield from (attribute_of(found, name, held) for name, held in rows)
 
 
 def _keys_but_for(put: Set[Any], held: Any) -> tuple[Any, ...]:
