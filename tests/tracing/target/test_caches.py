@@ -40,6 +40,22 @@ program = whence.capture(model, (), given)
 assert "kwargs['past_key_values'].layers[1].values" in [row.path for row in program.signature.inputs]
 assert program.verify(model, (), given).ok
 """,
+    "a forward that is given an empty one with a sliding window": """
+from transformers import MistralConfig, MistralForCausalLM, StaticCache
+
+kept = {name: getattr(config, name) for name in ("num_hidden_layers", "hidden_size", "intermediate_size")}
+config = MistralConfig(**kept, num_attention_heads=4, num_key_value_heads=2, vocab_size=64, sliding_window=8)
+model = MistralForCausalLM(config).eval()
+for make in (lambda: StaticCache(config=config, max_cache_len=20), lambda: DynamicCache(config=config)):
+    expected, given = make(), make()
+    with torch.no_grad():
+        program = whence.capture(model, (ids,), {"past_key_values": make()})
+        model(ids, past_key_values=expected)
+        program.module()(ids, past_key_values=given)
+    for layer, found in zip(expected.layers, given.layers):
+        assert found.is_sliding and torch.equal(found.keys, layer.keys)
+        assert found.get_seq_length() == layer.get_seq_length() == 5
+""",
     "a program that was loaded without its model": """
 import pickle
 from transformers.cache_utils import DynamicLayer

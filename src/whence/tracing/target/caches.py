@@ -127,9 +127,14 @@ def _is_opened(kind: type) -> bool:
 
 def _restored(leaves: Any, context: Any) -> Any:
     cache = _made(context, iter(leaves))
-    if not all(isinstance(leaf, (Tensor, *SYMBOLIC)) for leaf in leaves):
+    if not all(_is_known_again(*row) for row in _leaves_at(cache, context)):
         vars(cache)[_OUTLINE] = context
     return cache
+
+
+def _is_known_again(path: tuple[Any, ...], leaf: Any) -> bool:
+    """Whether a leaf is known for one by itself: an outline would hide what a layer is given later."""
+    return isinstance(leaf, (Tensor, *SYMBOLIC)) or getattr(path[-1], "name", "") in _COUNTS
 
 
 def _made(made: tuple[Any, ...], waiting: Iterator[Any]) -> Any:
