@@ -248,6 +248,16 @@ def attention_with_a_mask(m: Parts, x: Tensor) -> Tensor:
     )
 
 
+@row(asks_grad_mode=True)
+def differentiates_where_it_can(m: Parts, x: Tensor) -> Tensor:
+    hidden = m.linear(x).tanh()
+    try:
+        (slope,) = torch.autograd.grad(hidden.sum(), m.linear.weight, retain_graph=True)
+    except RuntimeError:
+        return hidden
+    return hidden * slope.sum().detach()
+
+
 @row(refused=undifferentiable("a program of a forward cannot let its own buffer require a gradient"))
 def lets_a_buffer_require_gradients(m: Parts, x: Tensor) -> tuple[Tensor, Tensor]:
     loss = m.seen

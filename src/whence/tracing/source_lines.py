@@ -9,7 +9,7 @@ from types import CodeType, FrameType
 from typing import Literal
 
 import torch
-from torch import Tensor, nn, overrides
+from torch import Tensor, autograd, nn, overrides
 
 from whence._torch.autograd.mode_questions import is_given_back
 from whence._torch.files import ALGEBRA, TORCH, WHENCE, is_standard_library
@@ -26,7 +26,8 @@ _ANSWERS = (
     *("_torch/function_tracer.py", "tracing/listening/model_acts.py", "tracing/answers.py"),
 )
 """Where questions of others are answered; what asks in our other files is no model."""
-_ASKS_FOR_OTHERS = (copy.__file__, overrides.__file__, Tensor.__deepcopy__.__code__.co_filename)
+_DEEPCOPY: str = Tensor.__deepcopy__.__code__.co_filename
+_ASKS_FOR_OTHERS = (autograd.__file__, copy.__file__, overrides.__file__, _DEEPCOPY)
 _ANSWERING = frozenset((*(str(Path(WHENCE, place)) for place in _ANSWERS), *_ASKS_FOR_OTHERS))
 _DOORS = frozenset({"api.py", "captured.py", "errors.py"})
 
