@@ -8,11 +8,14 @@ once on zeros. What an allocator rounds up is not counted.
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any
+
+from torch import fx
 
 from whence._torch.operators.schemas import op_name
 from whence.program import FlatProgram
-from whence.program.node_records import place_of
+from whence.program.node_records import origin_of, place_of
 from whence.program.plain import AsJSON
 from whence.program.queries.notebook import OpensInNotebook
 from whence.reports.cost import checked_sizes, data_named
@@ -20,7 +23,7 @@ from whence.reports.memory.formulas import formulas_in
 from whence.reports.memory.storages import Storages, alive_in, has_memory_of_its_own, measured_if, row_of
 from whence.reports.numbers import scaled
 from whence.reports.views import undecided_line
-from whence.schema import InputKind, OutputKind
+from whence.schema import InputKind, OutputKind, Phase, Quality
 
 _KINDS = {
     InputKind.PARAMETER: "parameters",
@@ -150,16 +153,27 @@ def memory_in(storages: Storages) -> Memory:
 
 
 def _gaps(storages: Storages) -> dict[str, int]:
-    """What kernels keep for themselves while they run, and checkpoints beside their arguments."""
+    """What kernels keep for themselves while they run, checkpoints beside their arguments, and autograd while
+    it differentiates a write through a view."""
     found = Counter[str]()
     for node in storages.nodes:
         if has_memory_of_its_own(node) and storages.kernel(node) is None:
             found[f"{op_name(node.target)}: what its kernel needs meanwhile"] += 1
         if storages.is_unknown(node):
             found[f"{op_name(row_of(node).target)}: the workspace that it keeps for the backward"] += 1
+    for is_copying, nodes in groupby(storages.nodes, key=_is_of_autograd):
+        if is_copying and any(op_name(node.target) == "aten.clone.default" for node in nodes):
+            found["a write through a view: what its derivative copies"] += 1
     if storages.runs:
         found["checkpoint: the states of generators that it keeps"] = len(storages.runs)
     return dict(found)
+
+
+def _is_of_autograd(node: fx.Node) -> bool:
+    """Whether autograd itself computes it, of no operation of the forward: that a view is written again."""
+    origin = origin_of(node)
+    known = origin.forward or origin.source or origin.recomputed
+    return origin.phase is Phase.BACKWARD and not known and origin.quality is Quality.EXACT
 
 
 def _storages_kept(storages: Storages) -> Iterator[Kept]:
