@@ -479,3 +479,14 @@ def test_modules_that_change_places(keep: Callable[[nn.Module, nn.Module], Any])
     assert [violation.guard.what for violation in program.check(model, (X,))] == ["parts"]
     with pytest.raises(whence.StaleCapture):
         program.bind(model)(X)
+
+
+def test_two_modules_that_become_one() -> None:
+    """Which of two modules that are alike is which the model may ask."""
+    model = Holding(lambda m, x: m.child(x).sin() if m.first is m.second else m.second(m.first(m.child(x))))
+    model.first, model.second = nn.ReLU(), nn.ReLU()
+    program = whence.capture(model, (X,))
+    assert program.check(copy.deepcopy(model), (X,)) == []
+    model.second = model.first
+    (violation,) = program.check(model, (X,))
+    assert violation.guard.what == "second" and "one with another" in str(violation)

@@ -113,10 +113,15 @@ def _found_by_name(
         above = None if parent is None else walk.holders.get(parent)
         held = _root(row, roots) if above is None else above.__dict__["_modules"].get(name)
         module = _module_inside(held, walk)
-        if same_class(row.holder.type, type(module)):
+        is_another = walk.numbers.setdefault(id(module), row.holder.number) != row.holder.number
+        if same_class(row.holder.type, type(module)) and not is_another:
             walk.holders[row.holder.number] = module
         elif parent is None or above is not None:  # what is below a lost module is not told of
-            yield row.holder.number, [Violation(row.guards[0], _other(module))]
+            is_one = is_another and module is not None
+            yield (
+                row.holder.number,
+                [Violation(row.guards[0], "one with another" if is_one else _other(module))],
+            )
 
 
 def _module_inside(held: object, walk: Walk) -> Any:
