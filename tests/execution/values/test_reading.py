@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_named() -> None:
         ("type=Liner", "there are Linear"),
         ("loss=1", "no operation is annotated with loss"),
         ("kind=tangent", "there are parameter, user"),
-        ("head@3", "there are head"),
+        ("head@3", "the calls are head alone"),
     ],
 )
 def test_what_nothing_is_called_is_an_error(key: str, near: str) -> None:
