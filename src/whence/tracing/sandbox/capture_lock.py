@@ -34,6 +34,9 @@ def _is_mine() -> bool:
     return _turn._is_owned()  # type: ignore[attr-defined, no-any-return]
 
 
+_MANY = 100_000
+
+
 class _Old:
     """How many objects Python's collector was told are old, since it looked through those.
 
@@ -41,14 +44,20 @@ class _Old:
     """
 
     def __init__(self) -> None:
-        self._count, self._collections = 0, 0
+        self._count, self._collections, self._enough = 0, 0, _MANY
 
     def look(self) -> None:
-        """Let it look through all where half of them came since it did so."""
+        """Let it look through all where half of them came since it did so.
+
+        To count them takes long where there are many, so it is done when so many may have come.
+        """
         done = gc.get_stats()[-1]["collections"]
         if done != self._collections:
-            self._count, self._collections = 0, done
-        if self._count > _MANY and self._count * 2 > len(gc.get_objects()):
+            self._count, self._collections, self._enough = 0, done, _MANY
+        if self._count <= self._enough:
+            return
+        self._enough = len(gc.get_objects()) // 2
+        if self._count > self._enough:
             gc.collect()
 
     def grow(self) -> None:
@@ -61,7 +70,6 @@ class _Old:
         gc.unfreeze()
 
 
-_MANY = 100_000
 _old = _Old()
 
 
