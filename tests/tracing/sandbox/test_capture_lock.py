@@ -24,6 +24,7 @@ import whence
 from tests import zoo
 from tests.checks import Backward, leaves_no_trace, same_bits
 from tests.models import case
+from whence.tracing.sandbox import capture_lock
 from whence.tracing.sandbox.capture_lock import without_collection
 
 WIDTH = zoo.WIDTH
@@ -455,6 +456,7 @@ class Circle:
 def test_what_nobody_holds_any_more_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs thrown away one after the other: the collector does not count what it is told is old."""
     monkeypatch.setattr(gc, "get_objects", lambda: range(350_000))  # however many tests left
+    monkeypatch.setattr(capture_lock, "_old", capture_lock._Old())
     made: list[weakref.ref[Circle]] = []
     for _ in range(4):
         without_collection(lambda: made.extend(weakref.ref(Circle()) for _ in range(100_000)))

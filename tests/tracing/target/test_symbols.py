@@ -112,7 +112,7 @@ def test_a_length_that_divides_by_a_batch() -> None:
         model, (torch.randn(3, 5, 8), torch.randn(3, 6, 8)), dynamic_shapes={"x": auto, "y": auto}
     )
     assert program.verify(model, (torch.randn(2, 7, 8), torch.randn(2, 4, 8))).ok
-    with pytest.raises(whence.CallError, match="must be at least 1"):
+    with pytest.raises(whence.CallError, match=r"dim 0 of `args\[0\]` is 0"):
         program.module()(torch.randn(0, 7, 8), torch.randn(0, 4, 8))
 
 
