@@ -147,7 +147,6 @@ class Bound:
         steps = [way.program.step for way in self._ways if way.program.step is not None]
         return {(slot.group, slot.key) for step in steps for slot in step.numbers}
 
-    @property
     def _moved(self) -> list[HostPlace]:
         """What steps of several ways change around them; of one way it is no constant."""
         return [place for way in self._ways or (self,) for place in _places_changed(way.program)]
@@ -175,7 +174,7 @@ class Bound:
             stale.remedy = "pass what decides as a tensor, or run the steps that go other ways as they are"
             raise stale
         try:
-            return self._again(args, kwargs, self._moved)
+            return self._again(args, kwargs, self._moved())
         except CaptureError as error:
             stale.why = f"captured as it goes now, it is refused: {error.what}"
             stale.remedy = error.remedy
@@ -186,7 +185,7 @@ class Bound:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         advanced: Set[tuple[int, str]],
-        moved: Sequence[HostPlace],
+        moved: Callable[[], Sequence[HostPlace]],
     ) -> Any:
         """What a run gives; a `StaleCapture`, which is not raised, where the step goes another way."""
         program = self.program
@@ -195,8 +194,8 @@ class Bound:
         flat = program.convention.flatten(args, kwargs)
         checked = self._check(args, kwargs) if program.guards.rows else Checked([])
         if checked.violations:
-            stale = stale_capture(program, checked)
-            if all(_is_at(violation.guard.what, moved) for violation in checked.violations):
+            stale, places = stale_capture(program, checked), moved()
+            if all(_is_at(violation.guard.what, places) for violation in checked.violations):
                 return stale
             raise stale
         if checked.changes and not _settles(program):
