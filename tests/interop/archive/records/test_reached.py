@@ -178,7 +178,8 @@ def test_a_loaded_program_is_saved_in_the_same_words(
     made: Callable[[], nn.Module], beside: bool, tmp_path: Path
 ) -> None:
     """It says the same of where things are, and its guards find the same."""
-    whence.capture(made(), (X,)).save(tmp_path / "first")
+    captured = made()  # lives until its program is saved: what no name leads to is found from there
+    whence.capture(captured, (X,)).save(tmp_path / "first")
     model = made()
     whence.load(tmp_path / "first", model=model if beside else None).save(tmp_path / "second")
     first, second = (unpacked((tmp_path / name).read_bytes(), name) for name in ("first", "second"))
