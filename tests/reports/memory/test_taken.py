@@ -253,7 +253,7 @@ def test_all_of_a_row_is_there_at_once() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_products_of_half_precision_need_memory_of_their_own(dtype: torch.dtype) -> None:
-    """A CPU lays out the matrices once more: that is named, and counted where it is measured."""
+    """Some CPUs lay out the matrices once more: that is named, and counted where it is measured."""
     layers = (nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64))
     found = ModelCase(
         "half",
@@ -264,9 +264,9 @@ def test_products_of_half_precision_need_memory_of_their_own(dtype: torch.dtype)
     model, args, kwargs = found.make()
     program, eager = whence.capture(model, args, kwargs, backward=found.loss), peak_of_eager(found)
     gap = "aten.addmm.default: what its kernel needs meanwhile"
-    assert program.memory().gaps[gap] == 2 and program.memory().peak < 0.95 * eager
-    assert program.memory(measure=True).gaps == {}
-    assert program.memory(measure=True).peak == pytest.approx(eager, rel=0.005)
+    measured = program.memory(measure=True)
+    assert program.memory().gaps[gap] == 2 and program.memory().peak <= measured.peak
+    assert measured.gaps == {} and measured.peak == pytest.approx(eager, rel=0.005)
     forward = whence.capture(model, args, kwargs).memory()
     assert list(forward.gaps) == ["aten.linear.default: what its kernel needs meanwhile"]
 
