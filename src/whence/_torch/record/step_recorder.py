@@ -49,7 +49,7 @@ class NumberListener(ModelListener, Protocol):
 
 
 _TENSOR: Any = Tensor
-_SET_GRADIENT = _TENSOR.grad.__set__
+_SET_GRADIENT, _DELETE_GRADIENT = _TENSOR.grad.__set__, _TENSOR.grad.__delete__
 _SET_ITEM, _INDEX_PUT = Tensor.__setitem__, torch.ops.aten.index_put_.default
 _MAKERS = (torch.tensor, torch.as_tensor)
 
@@ -65,6 +65,8 @@ class StepFunctionMode(FunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == _SET_GRADIENT:
             self.recorder.listener.model.gradient_set(args[0], args[1])
+        if func == _DELETE_GRADIENT:
+            self.recorder.listener.model.gradient_set(args[0], None)
         if func in _MAKERS and holds_recorded(args):
             return tensor_of(*args, **(kwargs or {}))
         if func == _SET_ITEM and _is_at_number(args[1]):

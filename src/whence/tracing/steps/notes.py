@@ -1,17 +1,22 @@
 """What is noted while a training step runs: passes of autograd, gradients, numbers."""
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 from weakref import ReferenceType
 
 from torch import Tensor, fx
 
-from whence.errors import CaptureError
+from whence._torch.fakes import FakeTensor
+from whence.errors import CaptureError, Place, UnsupportedStep
+from whence.program.arguments.optimizer_arguments import Outside
 from whence.tracing.log.log import Log
 from whence.tracing.steps.counters import Counting
 from whence.tracing.steps.host.schedules import Scheduling
+
+_GRADIENT = attrgetter("grad")
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,13 @@ class StepNotes:
     `arriving` is how much had been recorded when a gradient arrived last. While the optimizer runs, the step
     `reads_numbers`. `scheduling` has the calls of
     schedules. The optimizer `begins` where it has no state yet.
+    `state` are the model's tensors, and `others` those besides whose gradient the step would take away, and
+    which have none.
     """
 
     begins: bool
+    state: frozenset[int] = frozenset()
+    others: dict[int, Tensor] = field(default_factory=dict)
     leaves: dict[int, fx.Node] = field(default_factory=dict)
     before: dict[int, Tensor] = field(default_factory=dict)
     taken: dict[int, fx.Node] = field(default_factory=dict)
@@ -69,8 +78,9 @@ class StepNotes:
     arriving: int = 0
     scheduling: Scheduling = field(default_factory=Scheduling)
 
-    def begin(self, leaves: Sequence[tuple[Tensor, fx.Node]]) -> None:
-        """A step begins on these leaves."""
+    def begin(self, leaves: Sequence[tuple[Tensor, fx.Node]], state: Iterable[Tensor]) -> None:
+        """A step begins on these leaves, and on all that the model holds."""
+        self.state = frozenset(map(id, state))
         self.leaves |= {id(tensor): node for tensor, node in leaves}
         self.before |= {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
 
@@ -88,6 +98,28 @@ class StepNotes:
     def gradient_arrives(self, recorded: int) -> None:
         """After so many operations a gradient arrives at a leaf."""
         self.arriving = recorded
+
+    def refuse_of_others(self, tensor: Tensor, here: Callable[[], Place]) -> None:
+        """A program leaves gradients of tensors that are not the model's as they are: raise `UnsupportedStep`
+        where the step takes one away, and note where there is none."""
+        if id(tensor) in self.state or isinstance(tensor, FakeTensor):
+            return
+        if tensor.grad is not None:
+            raise UnsupportedStep(
+                f"the step takes away the .grad of a tensor {list(tensor.shape)} that is not in the model",
+                where=here(),
+                why="a run of the program leaves the gradients of tensors that it has no name for",
+                remedy="pass a model that holds the tensor, such as nn.ModuleList of both models",
+            )
+        self.others[id(tensor)] = tensor
+
+    def gradients_of_others(self) -> list[Outside]:
+        """Those that have to be absent in every run, as they were."""
+        name = "the gradient of a tensor {} outside the model"
+        return [
+            Outside(name.format(list(tensor.shape)), tensor, (_GRADIENT,), None)
+            for tensor in self.others.values()
+        ]
 
     def forget_gradient(self, parameter: Tensor, recorded: int) -> None:
         """After so many operations a parameter's gradient is taken away."""

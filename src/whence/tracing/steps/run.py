@@ -118,7 +118,8 @@ def record_step(
             recorded = _recorded(session, found, settled, inputs, recorded, outcome)
             actors = (*reads.actors, *_methods(found.optimizer))
             step = replace(recorded.step, hooked=_hooks_in_words(subject), actors=actors)
-            rows = (*((row, None) for row in hooks), *reads.found(place))
+            alone = [*hooks, *session.step.gradients_of_others()]
+            rows = (*((row, None) for row in alone), *reads.found(place))
             refuse_another_first_step(session, found, wish.operations)
             return replace(recorded, step=step, outside=rows)
 
@@ -163,7 +164,7 @@ def _run(
         prepared = prepare(session, example, subject.state)
         taken = take()
         begun = [*session.step.counting.known.items(), *beginnings(taken)]
-        session.step.begin(_gradient_leaves(prepared))
+        session.step.begin(_gradient_leaves(prepared), (row.tensor for row in subject.state))
         undoing.later(_without_gradients(prepared))
         active.enter_context(listening(session, session.calls, prepared, reads))
         reads.begin(taken.twins)

@@ -148,9 +148,10 @@ class StepActs(ModelActs):
 
     def gradient_set(self, tensor: Tensor, gradient: Tensor | None) -> None:
         """The step writes `.grad` itself; what was there before is gone."""
-        if id(tensor) in self.step.leaves:
+        if gradient is None or id(tensor) in self.step.leaves:
+            self.step.refuse_of_others(tensor, self.here)
             self.step.forget_gradient(tensor, len(self.run.log.order))
-        elif gradient is not None and not isinstance(tensor, FakeTensor):
+        elif not isinstance(tensor, FakeTensor):
             raise UnsupportedStep(
                 "the step sets the .grad of a tensor that is not in the model",
                 where=self.here(),
@@ -340,11 +341,13 @@ class StepPasses(Passes):
     def gradients_cleared(self, parameters: Sequence[Tensor]) -> None:
         """`zero_grad` takes them away."""
         for parameter in parameters:
+            self.step.refuse_of_others(parameter, self.run.places.here)
             self.step.forget_gradient(parameter, len(self.run.log.order))
 
     def gradients_zeroed(self, parameters: Sequence[Tensor]) -> None:
         """`zero_grad(set_to_none=False)` zeroes them: those of before are zeros from here on."""
         for parameter in parameters:
+            self.step.refuse_of_others(parameter, self.run.places.here)
             before = self.step.before.get(id(parameter))
             if id(parameter) in self.step.taken:
                 continue
