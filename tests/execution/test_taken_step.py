@@ -20,7 +20,7 @@ Step = Callable[[Tensor], Any]
 
 def training(body: Callable[[Any, Tensor, Tensor], Any], **options: Any) -> tuple[Any, Step, dict[str, Any]]:
     """What a step keeps, the step, and what it runs on."""
-    model, kept = small()[0], SimpleNamespace(mean=None, lines=[])
+    model, kept = small()[0], SimpleNamespace(mean=None, lines=[], twice=eval("lambda x: x * 2", {}))
     optimizer = SGD(model.parameters(), lr=0.1, **options)
 
     def step(x: Tensor) -> Tensor:
@@ -43,7 +43,16 @@ def begins_a_mean(kept: Any, x: Tensor, _loss: Tensor) -> None:
         kept.mean = x.mean()
 
 
-ROWS = [(nothing, {"momentum": 0.9}), (begins_a_mean, {}), (begins_a_mean, {"momentum": 0.9})]
+def calls_what_no_file_defines(kept: Any, x: Tensor, loss: Tensor) -> None:
+    begins_a_mean(kept, kept.twice(x), loss)
+
+
+ROWS = [
+    (nothing, {"momentum": 0.9}),
+    (begins_a_mean, {}),
+    (begins_a_mean, {"momentum": 0.9}),
+    (calls_what_no_file_defines, {"momentum": 0.9}),
+]
 
 
 @pytest.mark.parametrize(("body", "options"), ROWS)

@@ -10,7 +10,7 @@ from operator import is_
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import SymFloat, Tensor
 
 PLAIN = frozenset(
     {
@@ -23,7 +23,8 @@ PLAIN_IN_WHOLE = frozenset({*PLAIN, range, slice, torch.Size})
 """The same with types of values that hold such, and, while sizes are open, symbols."""
 TEXTS_AND_NUMBERS = (bool, str, bytes, int, float, complex)
 """Types whose own equality decides, also for classes derived from them."""
-_THEMSELVES = (Tensor, enum.Enum, types.ModuleType, type)
+_THEMSELVES = (Tensor, SymFloat, enum.Enum, types.ModuleType, type)
+"""What is equal to itself alone; a number of a run is not to be asked."""
 
 
 def same_objects(left: Sequence[object], right: Sequence[object]) -> bool:

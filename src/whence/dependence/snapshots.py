@@ -106,13 +106,16 @@ class Saved:
     def changed_names(self, *, but_copies: bool = False) -> list[str]:
         """The names under which it holds something else now, for a thing with names; `but_copies` of what it
         held, which hold the same."""
-        now = self.kind.read(self.thing)
         if self.kind not in (ATTRIBUTES, CLASS, SLOTS, LOCAL):
             return [self.path]
-        names = dict.fromkeys((*self.before, *now))
+        return [f"{self.path}.{name}" for name in self.names_changed(but_copies=but_copies)]
+
+    def names_changed(self, *, but_copies: bool = False) -> list[str]:
+        """The same names by themselves."""
+        now = self.kind.read(self.thing)
         return [
-            f"{self.path}.{name}"
-            for name in names
+            name
+            for name in dict.fromkeys((*self.before, *now))
             if self.before.get(name, NOTHING) is not now.get(name, NOTHING)
             and not (but_copies and _is_copy(self.before.get(name), now.get(name)))
         ]
@@ -206,7 +209,7 @@ def _set_slots(thing: Any, before: Mapping[str, Any]) -> None:
     for name, slot in slots_of(type(thing)):
         if name in before:
             slot.__set__(thing, before[name])
-        else:
+        elif content_of_slot(slot, thing) is not NOTHING:
             slot.__delete__(thing)
 
 
@@ -447,9 +450,11 @@ def save_all(path: str, thing: Any) -> list[Saved]:
     """A container with those inside it; or an object with its attributes, and the containers among them."""
     if isinstance(thing, CONTAINERS):
         return containers_saved([(path, thing)], keyed=True)
-    own = own_attributes(thing)
-    held = [(f"{path}.{name}", value) for name, value in own.items() if isinstance(value, CONTAINERS)]
-    return [Saved(path, thing, ATTRIBUTES, dict(own)), *containers_saved(held, keyed=True)]
+    rows = [Saved(path, thing, ATTRIBUTES, dict(own_attributes(thing)))]
+    rows += [Saved(path, thing, SLOTS, slots)] if (slots := content_of_slots(thing)) else []
+    pairs = (pair for row in rows for pair in row.before.items())
+    held = [(f"{path}.{name}", value) for name, value in pairs if isinstance(value, CONTAINERS)]
+    return [*rows, *containers_saved(held, keyed=True)]
 
 
 def way_back(kept: Iterable[Any]) -> Callable[[], None]:

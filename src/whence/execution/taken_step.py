@@ -77,4 +77,7 @@ def _without_tuples(values: Iterable[Any]) -> Iterator[Any]:
 
 def _is_theirs(value: object) -> bool:
     """A function of the user's, which has variables of its own."""
-    return isinstance(value, FunctionType) and value.__module__.partition(".")[0] not in ("torch", "whence")
+    return isinstance(value, FunctionType) and str(value.__module__).partition(".")[0] not in (
+        "torch",
+        "whence",
+    )

@@ -1,5 +1,6 @@
 """A scaler of gradients that a step closes over is state: its scale is written as eager writes it."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,22 @@ from torch.amp import GradScaler
 import whence
 from tests.checks import differing, state
 from tests.tracing.steps.small import batch, small
+
+
+@functools.lru_cache(maxsize=2)
+def table(size: int) -> Tensor:
+    return torch.linspace(0.5, 1.5, size)
+
+
+@functools.cache
+def tables(size: int) -> dict[str, Tensor]:
+    return {"scales": torch.linspace(0.5, 1.5, size)}
+
+
+CACHES: dict[str, Callable[[int], Tensor]] = {
+    "a tensor": table,
+    "in a dictionary": lambda size: tables(size)["scales"],
+}
 
 
 class Trainer:
@@ -94,3 +111,29 @@ def test_a_list_that_is_empty_again_is_no_change() -> None:
     model, _ = small()
     program = whence.capture_step(filled_and_emptied({"losses": []}, model), (batch(),), model=model)
     assert program.verify(model, (batch(),)).ok
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("scales", CACHES.values(), ids=CACHES)
+def test_caches_of_calls_hold_nothing_of_a_capture(scales: Callable[[int], Tensor], counts: bool) -> None:
+    """However often it has to look: who asks a cache afterwards gets what eager gets."""
+    (ours, optimizer), (theirs, other), found = small(), small(), []
+    for model, its, is_captured in ((ours, optimizer, True), (theirs, other, False)):
+        table.cache_clear()
+        tables.cache_clear()
+        kept = [0]
+
+        def step(x: Tensor, model: Any = model, its: Any = its, kept: list[int] = kept) -> Tensor:
+            its.zero_grad()
+            loss: Tensor = (model(x) * scales(1)).sin().mean()
+            loss.backward()
+            its.step()
+            kept[0] += counts
+            return loss.detach()
+
+        run: Any = step
+        if is_captured:
+            run = whence.capture_step(step, (batch(),), model=model, optimizer=its).bind(model, its)
+            assert torch.equal(scales(2), torch.linspace(0.5, 1.5, 2))
+        found.append([run(batch()).item(), run(batch()).item(), kept[0]])
+    assert found[0] == found[1] and differing(state(theirs), state(ours)) == []

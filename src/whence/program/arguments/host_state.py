@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from types import CellType
+from types import CellType, MappingProxyType
 from typing import Any
 
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
@@ -17,9 +17,9 @@ from whence.program.names import Unfound
 class HostPlace:
     """Where Python keeps something: under a key of a dictionary or list, or in a closure's variable.
 
-    An attribute lies in the dictionary of its object, a global in that of its file. `path` is how a person
-    reads it. What has no `key` is the variable, or the list that is appended to. Nothing has an `owner` whose
-    holder is there as long as the step is.
+    An attribute lies in the dictionary of its object, or in a slot, a global in the dictionary of its file.
+    `path` is how a person reads it. What has no `key` is the variable, or the list that is appended to. Nothing
+    has an `owner` whose holder is there as long as the step is.
     """
 
     path: str
@@ -63,6 +63,10 @@ class HostPlace:
         """Whether it is an attribute of a module."""
         return isinstance(self.holder, dict) and "_parameters" in self.holder
 
+    @property
+    def _is_slot(self) -> bool:
+        return not isinstance(self.holder, dict | list | deque | CellType | MappingProxyType)
+
     def now(self) -> Any:
         """What is there; `NOTHING` where nothing is."""
         try:
@@ -70,8 +74,10 @@ class HostPlace:
                 return self.holder.cell_contents
             if isinstance(self.holder, dict):
                 return dict.get(self.holder, self.key, NOTHING)
+            if self._is_slot:
+                return object.__getattribute__(self.holder, self.key)
             return self.holder[self.key]
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, TypeError, ValueError, AttributeError):
             return NOTHING
 
     def way_back(self) -> Callable[[], None]:
@@ -82,13 +88,19 @@ class HostPlace:
     def _put_back(self, value: Any) -> None:
         if value is not NOTHING:
             self.put(value)
-        elif self.now() is not NOTHING:
+        elif self.now() is NOTHING:
+            return
+        elif self._is_slot:
+            object.__delattr__(self.holder, self.key)
+        else:
             del self.holder[self.key]
 
     def put(self, value: Any) -> None:
         """Put something else there."""
         if isinstance(self.holder, CellType):
             self.holder.cell_contents = value
+        elif self._is_slot:
+            object.__setattr__(self.holder, self.key, value)
         else:
             self.holder[self.key] = value
 

@@ -186,10 +186,24 @@ def _taken_out(held: Any, ours: set[int], depth: int) -> Iterator[str]:
             yield "note of what was read"
         elif isinstance(holder, _lru_cache_wrapper):
             holder.cache_clear()
+        elif caches := list(_caches_with(holder, ours)):
+            for cache in caches:
+                cache.cache_clear()
         elif isinstance(holder, tuple) and depth:
             yield from _taken_out(holder, ours, depth - 1)
         elif not _removed(held, holder):
             yield type(holder).__name__
+
+
+def _caches_with(container: Any, ours: set[int], depth: int = 3) -> Iterator[Any]:
+    """The caches of calls that have a container among their results, which are wrong without its content."""
+    if not depth or not isinstance(container, dict | list | tuple):
+        return
+    holders = _holders([container], ours)
+    ours = ours | {id(holders), id(container)}
+    yield from (each for each in holders if isinstance(each, _lru_cache_wrapper))
+    for each in holders:
+        yield from _caches_with(each, ours, depth - 1)
 
 
 def _holders(held: Sequence[Any], ours: set[int]) -> list[Any]:

@@ -33,19 +33,19 @@ from whence.tracing.target.subject import StateTensor, Subject
 class Lines:
     """The lines of user code that set attributes of modules, as text.
 
-    `by_torch` are attributes that torch set itself: it makes them anew in every run.
+    `made_anew` are attributes that every run makes anew: torch sets them itself, or the program does.
     """
 
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)
-    by_torch: set[tuple[int, str]] = field(default_factory=set)
+    made_anew: set[tuple[int, str]] = field(default_factory=set)
 
     def set_by_torch(self, key: tuple[int, str]) -> None:
         """Torch has set an attribute."""
-        self.by_torch.add(key)
+        self.made_anew.add(key)
 
     def set_by(self, source: object, key: tuple[int, str]) -> None:
         """A line of the user's, if it is one that is known, has set an attribute."""
-        self.by_torch.discard(key)
+        self.made_anew.discard(key)
         if source is not None:
             self.attributes[key] = str(source)
 
@@ -150,7 +150,7 @@ def object_kept(path: ModulePath, thing: object) -> ModuleCopy:
 
 def _losses(kept: ModuleCopy, lines: Lines, line_of: Callable[[Tensor], str | None]) -> Iterator[Loss]:
     for name, value in vars(kept.module).items():
-        if (id(kept.module), name) in lines.by_torch:
+        if (id(kept.module), name) in lines.made_anew:
             continue
         if value is not kept.attributes.get(name) and contains_fakes(value):
             yield _loss_of_attribute(kept, name, value, lines, line_of)

@@ -23,6 +23,7 @@ from whence.dependence.code import globals_within
 from whence.dependence.snapshots import (
     ARRAY,
     ATTRIBUTES,
+    CACHED,
     CELL,
     CLASS,
     CONTAINER,
@@ -46,7 +47,7 @@ from whence.tracing.reads.outside_modules import OF_MODULES
 from whence.tracing.reads.type_queries import is_answer
 
 _THEIRS = (GradScaler, LRScheduler)
-_WHOLE = frozenset({SLOTS, ARRAY, CLASS, PYTHON_RANDOM, NUMPY_RANDOM})
+_WHOLE = frozenset({ARRAY, CLASS, PYTHON_RANDOM, NUMPY_RANDOM})
 """State of which no change is repeated."""
 _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
 
@@ -54,11 +55,13 @@ _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type
 class Enclosed:
     """Everything that a step closes over, as it was; `theirs` is what objects of PyTorch's hold.
 
-    `reached` are things that the step came to on its way, which are looked at from then on.
+    `reached` are things that the step came to on its way, which are looked at from then on. `caches` of calls
+    may be filled: they are emptied, and asked again in every run.
     """
 
     def __init__(self, rows: Iterable[Saved], theirs: Iterable[Saved] = ()) -> None:
-        self.rows = [*rows]
+        self.rows, self.caches = list[Saved](), list[Saved]()
+        self._add(rows)
         self.theirs = [*theirs]
         self.reached: list[tuple[str, Any]] = []
         self._known = {*map(_identity, (*self.rows, *self.theirs))}
@@ -71,10 +74,14 @@ class Enclosed:
         found = _state_of_function(path, thing) if isinstance(thing, FunctionType) else _state_of(path, thing)
         new = [row for row in found if _identity(row) not in self._known]
         self._known |= {id(thing), *map(_identity, new)}
-        self.rows += new
+        self._add(new)
         for row in new if isinstance(thing, FunctionType) else ():
             if row.kind is not ATTRIBUTES and (has_state(row.before) or is_looked_at_whole(row.before)):
                 self.reach(row.path, row.before)
+
+    def _add(self, rows: Iterable[Saved]) -> None:
+        for row in rows:
+            (self.caches if row.kind is CACHED else self.rows).append(row)
 
     def look_at_modules(self, name: str, modules: Iterable[tuple[ModulePath, nn.Module]]) -> None:
         """Attributes of the model, and containers among them, are as good as those of a trainer."""
@@ -98,13 +105,12 @@ class Enclosed:
 
     def way_back(self) -> Callable[[], None]:
         """A way back to what was there of all that is known by now."""
-        return way_back((*self.rows, *self.theirs))
+        return way_back((*self.rows, *self.theirs, *self.caches))
 
     def has_changed(self, thing: object, name: str) -> bool:
         """Whether a thing that was looked at holds something else under a name now."""
-        rows = (row for row in self.rows if row.thing is thing and row.kind is ATTRIBUTES)
-        now = own_attributes(thing).get(name, NOTHING)
-        return any(row.before.get(name, NOTHING) is not now for row in rows)
+        rows = (row for row in self.rows if row.thing is thing and row.kind in (ATTRIBUTES, SLOTS))
+        return any(name in row.names_changed() for row in rows)
 
     def renewed(self) -> set[str]:
         """Attributes that held an empty container, and hold another: it was filled for the step alone."""
@@ -154,8 +160,8 @@ def enclosed_by(step: Callable[..., Any]) -> Enclosed:
 
 
 def _state_of(path: str, thing: Any) -> list[Saved]:
-    """A thing as it is: attributes, containers among them, slots, numbers of an array or a generator."""
-    whole = [row for row in save(path, thing) if row.kind in _WHOLE]
+    """A thing as it is: attributes, containers among them, numbers of an array or a generator, a cache."""
+    whole = [row for row in save(path, thing) if row.kind in _WHOLE or row.kind is CACHED]
     return whole if isinstance(thing, type) else [*save_all(path, thing), *whole]
 
 
@@ -167,7 +173,7 @@ def _state_of_function(path: str, function: FunctionType) -> list[Saved]:
 def is_looked_at_whole(value: Any) -> bool:
     """Whether it is a class of the user's, an array, a generator, or an object with slots."""
     kind = value if isinstance(value, type) else type(value)
-    kinds = _WHOLE.intersection(kinds_of(value))
+    kinds = (_WHOLE | {SLOTS}).intersection(kinds_of(value))
     return not kinds <= {SLOTS, CLASS} or (bool(kinds) and is_observable(kind))
 
 

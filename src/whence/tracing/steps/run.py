@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.autograd.replaced_data import lies_under_another
+from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.observe.hooks import gradient_hooks, hooks_on_gradient
 from whence._torch.observe.training_steps import (
     all_members_of,
@@ -114,6 +115,7 @@ def record_step(
             refuse_changed(turned, place, always=True)
             refuse_turned(example, recorded.prepared, place)
             outcome, settled = host.settle(place), replace(wish, host=wish.host.settled)
+            lines.made_anew |= {*_attributes_put(subject, outcome)}
             refuse_changes_of_its_own(own, found, settled, place)
             recorded = _recorded(session, found, settled, inputs, recorded, outcome)
             actors = (*reads.actors, *_methods(found.optimizer))
@@ -139,6 +141,14 @@ def _flags(subject: Subject) -> dict[str, bool]:
     modules = {str(path.child("training")): module.training for path, module in subject.named_modules()}
     rows = (row for row in subject.state if row.is_parameter)
     return modules | {f"{row.paths[0]}.requires_grad": row.tensor.requires_grad for row in rows}
+
+
+def _attributes_put(subject: Subject, outcome: HostOutcome) -> Iterator[tuple[int, str]]:
+    """The attributes of modules that a run of the program sets."""
+    holders = {id(own_attributes(module)): id(module) for _, module in subject.named_modules()}
+    for row in (*outcome.effects, *outcome.counted):
+        if id(row.place.holder) in holders:
+            yield holders[id(row.place.holder)], row.place.key
 
 
 def _hooks(subject: Subject) -> list[Outside]:

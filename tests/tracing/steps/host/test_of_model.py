@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -51,6 +52,10 @@ def remembers(model: Any, loss: Tensor) -> None:
     model.last = loss.item()
 
 
+def keeps_a_tensor(model: Any, loss: Tensor) -> None:
+    model.last = loss.detach() * 2
+
+
 def logs(model: Any, loss: Tensor) -> None:
     model.logged["loss"] = loss.item()
 
@@ -67,7 +72,7 @@ def every_other(model: Any, loss: Tensor) -> None:
         model.losses.append(loss.item())
 
 
-KEEPING = [counts, appends, remembers, logs, divides_by_its_count, every_other]
+KEEPING = [counts, appends, remembers, keeps_a_tensor, logs, divides_by_its_count, every_other]
 
 
 @pytest.mark.sample(3)
@@ -92,6 +97,60 @@ def test_attributes_are_eager(keep: Any, way: str) -> None:
         assert torch.equal(run(batch() * scale), theirs.training_step(batch() * scale))
         assert ours.kept() == theirs.kept()
         assert differing(state(ours), state(theirs)) == []
+
+
+class Watched:
+    """A trainer that a hook of its model leads to; what its loss counts is a number that steps advance."""
+
+    def __init__(self, watch: Callable[[Watched], Callable[..., Any]]) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 2)
+        self.optimizer = SGD(self.model.parameters(), lr=0.1)
+        self.first, self.taken, self.last, self.memory = WEIGHTS.loss, 0, batch(), torch.zeros(2)
+        self.seen = {"model": batch()}
+        self.model.register_forward_hook(watch(self))
+
+    def step(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss: Tensor = self.model(x).sin().square().mean() * WEIGHTS.loss
+        loss.backward()
+        self.optimizer.step()
+        self.taken += 1
+        self.memory = 0.9 * self.memory + self.model.bias.detach()
+        WEIGHTS.loss *= 0.9
+        return loss.detach()
+
+
+@dataclass
+class Weights:
+    """What losses count."""
+
+    loss: float = 1.0
+
+
+WEIGHTS = Weights()
+WATCHES: dict[str, Callable[[Watched], Callable[..., Any]]] = {
+    "an entry": lambda it: lambda module, given, made: it.seen.__setitem__("model", made.detach()),
+    "an attribute": lambda it: lambda module, given, made: setattr(it, "last", made.detach()),
+    "reads": lambda it: lambda module, given, made: made * 2 if it.seen else None,
+}
+
+
+@pytest.mark.parametrize("watch", WATCHES.values(), ids=WATCHES)
+def test_a_trainer_that_a_hook_leads_to(watch: Callable[[Watched], Callable[..., Any]]) -> None:
+    """What it keeps is its own, as it is of one that no hook knows."""
+    found = []
+    for is_captured in (False, True):
+        WEIGHTS.loss = 1.0
+        trainer = Watched(watch)
+        run: Any = trainer.step
+        if is_captured:
+            held: dict[str, Any] = {"model": trainer.model, "optimizer": trainer.optimizer}
+            run = whence.capture_step(trainer.step, (batch(),), **held).bind(**held)
+        losses = [run(batch() * scale) for scale in (1.0, 0.5, 2.0)]
+        tensors = [*losses, *trainer.model.parameters(), trainer.last, trainer.memory, trainer.seen["model"]]
+        found.append(([each.tolist() for each in tensors], trainer.taken, WEIGHTS.loss))
+    assert found[0] == found[1]
 
 
 def test_what_lies_beside_is_compared() -> None:

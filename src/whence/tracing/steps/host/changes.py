@@ -8,7 +8,7 @@ from typing import Any
 
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.plain_values import same_objects
-from whence.dependence.snapshots import ATTRIBUTES, CELL, CONTAINER, VARIABLE, Saved
+from whence.dependence.snapshots import ATTRIBUTES, CELL, CONTAINER, SLOTS, VARIABLE, Saved, content_of_slots
 from whence.program.arguments.host_state import HostPlace
 from whence.tracing.reads.outside_modules import OF_MODULES
 from whence.tracing.steps.host.stand_ins import is_stand_in
@@ -55,6 +55,8 @@ def places_in(row: Saved) -> Iterator[HostPlace]:
     elif row.kind is ATTRIBUTES:
         held = own_attributes(row.thing)
         yield from (HostPlace(f"{row.path}.{key}", held, key) for key in held)
+    elif row.kind is SLOTS:
+        yield from (HostPlace(f"{row.path}.{key}", row.thing, key) for key in content_of_slots(row.thing))
     elif row.kind is CONTAINER and isinstance(row.thing, dict | list):
         keys = row.thing if isinstance(row.thing, dict) else range(len(row.thing))
         yield from (HostPlace(f"{row.path}[{key!r}]", row.thing, key) for key in keys)
@@ -72,10 +74,10 @@ def _host_changes(row: Saved) -> Iterator[HostChange]:
             for at, then in enumerate(before):
                 yield from _changed(HostPlace(f"{row.path}[{at}]", row.thing, at), then)
         return
-    is_named = row.kind is ATTRIBUTES or (row.kind is CONTAINER and isinstance(row.thing, dict))
+    is_named = row.kind in (ATTRIBUTES, SLOTS) or (row.kind is CONTAINER and isinstance(row.thing, dict))
     places = {place.key: place for place in places_in(row)}
     if is_named:
-        spelling = "{}.{}" if row.kind is ATTRIBUTES else "{}[{!r}]"
+        spelling = "{}[{!r}]" if row.kind is CONTAINER else "{}.{}"
         gone = (key for key in row.before if key not in places)
         places |= {key: HostPlace(spelling.format(row.path, key), _NOWHERE, key) for key in gone}
     for key, place in places.items():

@@ -9,6 +9,7 @@ from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.plain_values import PLAIN
 from whence.dependence.lookup import static_attribute
 from whence.dependence.observed import Left, Observed, Read
+from whence.dependence.snapshots import ATTRIBUTES, Saved
 from whence.program.arguments.host_state import HostPlace
 from whence.program.arguments.optimizer_arguments import Outside
 
@@ -22,8 +23,12 @@ def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
         own = own_attributes(holder)
         return (id(own), name) in at or id(own.get(name)) in held
 
+    def is_put_again(row: Saved) -> bool:
+        names = row.names_changed() if row.kind is ATTRIBUTES else []
+        return id(row.thing) in held or (bool(names) and all(is_left(row.thing, name) for name in names))
+
     changes = tuple(row for row in observed.left.changes if not is_left(row.holder, row.name))
-    outer = tuple(row for row in observed.left.outer if id(row.thing) not in held)
+    outer = tuple(row for row in observed.left.outer if not is_put_again(row))
     reads = tuple(row for row in observed.reads if not is_left(row.holder, row.name))
     left = replace(observed.left, changes=changes, outer=outer) if changes or outer else Left()
     beside = tuple((row, read.source) for read in observed.reads for row in _entries_beside(read, places))

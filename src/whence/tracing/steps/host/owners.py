@@ -9,7 +9,7 @@ from typing import Any
 
 from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.plain_values import PLAIN
-from whence.dependence.snapshots import ATTRIBUTES, CELL, CONTAINER, VARIABLE, Saved
+from whence.dependence.snapshots import ATTRIBUTES, CELL, CONTAINER, SLOTS, VARIABLE, Saved
 from whence.program.arguments.host_state import HostPlace, Owner
 
 
@@ -54,6 +54,9 @@ def _held_in(row: Saved) -> Iterator[tuple[Callable[[], HostPlace], Any]]:
         held = own_attributes(row.thing)
         for key, value in row.before.items():
             yield partial(HostPlace, f"{row.path}.{key}", held, key), value
+    elif row.kind is SLOTS:
+        for key, value in row.before.items():
+            yield partial(HostPlace, f"{row.path}.{key}", row.thing, key), value
     elif row.kind is CONTAINER and isinstance(row.before, dict | list | deque):
         pairs = row.before.items() if isinstance(row.before, dict) else enumerate(row.before)
         for key, value in pairs:
