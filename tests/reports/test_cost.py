@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -297,6 +298,21 @@ def test_time_is_that_of_a_roofline() -> None:
         program.cost("abacus")
 
 
+def test_the_peak_is_that_of_what_is_multiplied() -> None:
+    """A product of eight bits gives sixteen, and takes scales of thirty-two."""
+    left, right = torch.randn(16, 32), torch.randn(16, 32)
+    eight = torch.float8_e4m3fn
+    program = whence.capture(_of_eight_bits, (left.to(eight), right.to(eight).t()))
+    peaks = {"float32": 1.0, "bfloat16": 2.0, "float8_e4m3fn": 4.0}
+    seconds = program.cost(Device("mixed", peaks, bandwidth=1e12)).total.seconds
+    assert seconds == pytest.approx(2 * 16 * 32 * 16 / 4)
+
+
+def _of_eight_bits(left: Tensor, right: Tensor) -> Tensor:
+    one = torch.ones(())
+    return torch._scaled_mm(left, right, one, one, out_dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize("both_ways", [False, True])
 def test_layers_of_an_lstm(both_ways: bool) -> None:
     """As many products as its matrices have elements, in every step, and twice as many in the backward."""
@@ -324,10 +340,70 @@ class MakesLeaf(nn.Module):
         return self.layer(hidden)
 
 
-def test_gradients_that_nobody_reads_are_eagers_alone() -> None:
-    """The tour says so: a program differentiates for what it returns the gradients of."""
-    model, x = MakesLeaf(), torch.randn(2, 16)
-    with FlopCounterMode(display=False) as counter:
+class LeavesOut(nn.Module):
+    """A head that does not read what a pooler gives, in each of three layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(16, 16) for _ in range(3)])
+        self.poolers = nn.ModuleList([nn.Linear(16, 8) for _ in range(3)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, pooler in zip(self.layers, self.poolers, strict=True):
+            x = layer(x)
+            torch.tanh(pooler(x))
+        return x
+
+
+def _stepped(model: nn.Module, x: Tensor) -> whence.Program:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
         model(x).sum().backward()
-    total = whence.capture(model, (x,), backward=torch.sum).cost().total.total_flops
-    assert counter.get_total_flops() - total == 2 * 2 * 8 * 16
+        optimizer.step()
+
+    return whence.capture_step(step, (x,), model=model, optimizer=optimizer)
+
+
+def _forward(model: nn.Module, x: Tensor) -> whence.Program:
+    return whence.capture(model, (x,))
+
+
+def _joint(model: nn.Module, x: Tensor) -> whence.Program:
+    return whence.capture(model, (x,), backward=torch.sum)
+
+
+@pytest.mark.parametrize(
+    ("kind", "capture", "flops", "phase"),
+    [
+        (MakesLeaf, _joint, 512, "backward"),
+        (MakesLeaf, _stepped, 512, "backward"),
+        (LeavesOut, _forward, 3 * 512, "forward"),
+        (LeavesOut, _joint, 3 * 512, "forward"),
+        (LeavesOut, _stepped, 3 * 512, "forward"),
+    ],
+)
+def test_what_no_result_needs_is_named(
+    kind: type[nn.Module], capture: Any, flops: int, phase: str, tmp_path: Path
+) -> None:
+    """Eager computes it, a program does not: its FLOPs and `unread` are together eager's, in files, too."""
+    model, x = kind(), torch.randn(2, 16)
+    program = capture(model, x)
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(program.has_backward):
+        result = model(x).sum()
+        result.backward() if program.has_backward else None
+    program.save(tmp_path / "kept")
+    for each in (program, whence.load(tmp_path / "kept"), program.decompose()):
+        cost = each.cost()
+        assert sum(row.flops for row in cost.unread) == flops
+        assert cost.total.total_flops + flops == counter.get_total_flops()
+        assert {row.phase for row in cost.unread} == {phase}
+        assert f"eager also computes {flops / 1000 if flops > 999 else flops:.3g}" in str(each.report())
+
+
+def test_what_no_result_needs_of_open_sizes() -> None:
+    """It is counted at the sizes that are given, as the rest is."""
+    sizes = {"x": {0: torch.export.Dim("n", min=2)}}
+    program = whence.capture(LeavesOut(), (torch.randn(2, 16),), dynamic_shapes=sizes)
+    assert sum(row.flops for row in program.cost(sizes={"n": 10}).unread) == 5 * 3 * 512

@@ -69,6 +69,9 @@ class Circumstances:
     model asked for: the program is what it does where they are so, and `dtype_asked` is the first line where
     it asked a tensor for its dtype. Where composites are `taken_apart`, they are so as in the grad mode of
     the capture. `replay` says which calls were not run, because they had to do what an equal one did.
+    `unread` is a graph of what the model runs and no result needs, on inputs that it reads: a program does
+    not run it, and knows what it takes. `held` says of values, also of those, which variables of Python hold
+    longer than anybody reads them: the first and the last operation that runs meanwhile.
     """
 
     dynamic_shapes: Any = None
@@ -89,6 +92,8 @@ class Circumstances:
     replay: Replays = field(default_factory=Replays)
     dtype_asked: str = ""
     taken_apart: bool = True
+    unread: fx.GraphModule | None = field(default=None, repr=False, compare=False)
+    held: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

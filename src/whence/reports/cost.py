@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
@@ -21,7 +22,7 @@ from whence._torch.sizes.symbols import (
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import UsageError
 from whence.program import FlatProgram
-from whence.program.node_records import origin_of
+from whence.program.node_records import origin_of, place_of
 from whence.program.plain import AsJSON
 from whence.program.queries.marks import READ_SIZES
 from whence.program.queries.notebook import OpensInNotebook
@@ -100,6 +101,36 @@ class CallCost(AsJSON):
         return {**asdict(self), "flops": dict(self.flops), "intensity": self.intensity}
 
 
+@dataclass(frozen=True)
+class UnreadCost(AsJSON):
+    """What operations of one operator, call and line take that eager runs and no result needs."""
+
+    operator: str
+    phase: str
+    call: str
+    line: str
+    operations: int
+    flops: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def _alike(rows: Iterable[UnreadCost]) -> Iterator[str]:
+    """Those of one operator and line together, whatever calls they are in."""
+    found: dict[tuple[str, str, str], list[UnreadCost]] = {}
+    for row in rows:
+        found.setdefault((row.operator, row.phase, row.line), []).append(row)
+    for first, *others in found.values():
+        count = sum(row.operations for row in (first, *others))
+        several = f" (× {count:,})" if count > 1 else ""
+        call = first.call or "the model's own code"
+        place = ", ".join(filter(None, (f"{call} …" if others else call, first.line)))
+        flops = scaled(sum(row.flops for row in (first, *others)))
+        yield f"{flops}FLOPs in the {first.phase}, {first.operator}{several} in {place}"
+
+
 @dataclass(frozen=True, repr=False)
 class Cost(OpensInNotebook, AsJSON):
     """What a program costs: a row for each call, callers before what they call; the first is the program.
@@ -110,6 +141,7 @@ class Cost(OpensInNotebook, AsJSON):
     are the totals over their names, as Python source (`forward FLOPs`, `bytes read`, `bytes written`), at
     sizes of two and more; those are left out to which an operator without such a formula adds, or a graph
     inside. No bytes have one where `undecided` names operations: reshapes that copy at some sizes alone.
+    `unread` are FLOPs of the model that no result needs: eager computes them besides, and they are in no sum.
     """
 
     rows: tuple[CallCost, ...]
@@ -120,6 +152,7 @@ class Cost(OpensInNotebook, AsJSON):
     branches: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     formulas: Mapping[str, str] = field(default_factory=dict)
     undecided: tuple[str, ...] = ()
+    unread: tuple[UnreadCost, ...] = ()
 
     @property
     def total(self) -> CallCost:
@@ -135,7 +168,8 @@ class Cost(OpensInNotebook, AsJSON):
         """What is to be said of the numbers, as plain data."""
         branches = {name: dict(graphs) for name, graphs in self.branches.items()}
         told = {"gaps": dict(self.gaps), "beyond": dict(self.beyond), "branches": branches}
-        return {**told, "formulas": dict(self.formulas), "undecided": list(self.undecided)}
+        told |= {"formulas": dict(self.formulas), "undecided": list(self.undecided)}
+        return {**told, "unread": [row.to_dict() for row in self.unread]}
 
     def __repr__(self) -> str:
         moved = scaled(self.total.read + self.total.written)
@@ -159,6 +193,7 @@ class Cost(OpensInNotebook, AsJSON):
         for name, graphs in self.branches.items():
             told = ", ".join(f"{graph} {scaled(count)}FLOPs" for graph, count in graphs.items())
             lines.append(f"{name} takes one of its graphs, and the largest counts: {told}")
+        lines += [f"eager also computes {row}, which no result needs" for row in _alike(self.unread)]
         if self.total.flops.get(Phase.OPTIMIZER) == 0:
             lines.append("the optimizer's operations are element-wise, which count as no FLOPs")
         lines += [f"FLOPs not known: {gap} (× {count})" for gap, count in self.gaps.items()]
@@ -174,6 +209,7 @@ def cost_of(
     with data_named():
         counting.count(program.graph_module, 1)
         rows = tuple(_call_costs(program, counting.nodes, counting.sizes, found))
+        unread = tuple(_unread(program, counting))
     beyond: Counter[str] = Counter()
     for node, cost in counting.nodes:
         if cost.beyond and cost.taken:
@@ -181,7 +217,20 @@ def cost_of(
     nodes, name = tuple(cost for _, cost in counting.nodes), found.name if found else None
     undecided = tuple(node.name for node, _ in counting.nodes if depends_on_sizes(node, counting.sizes))
     formulas = _formulas(program, counting.nodes, undecided)
-    return Cost(rows, nodes, counting.gaps, beyond, name, counting.branches, formulas, undecided)
+    return Cost(rows, nodes, counting.gaps, beyond, name, counting.branches, formulas, undecided, unread)
+
+
+def _unread(program: FlatProgram, counting: "_Counting") -> Iterator[UnreadCost]:
+    """What operations take that no result needs, those of one operator, call and line together."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    unread = program.circumstances.unread
+    for node in () if unread is None else unread.graph.nodes:
+        if node.op == "call_function" and (cost := flops_of(node, counting.sizes, counting.known)).count:
+            place = place_of(node)
+            key = op_name(node.target), phase_of(node), place.module or "", place.line or ""
+            found.setdefault(key, []).append(cost.count)
+    for (operator, phase, call, line), counts in found.items():
+        yield UnreadCost(operator, phase, call, line, len(counts), sum(counts))
 
 
 @dataclass
@@ -226,7 +275,7 @@ class _Counting:
         value = node.meta.get("val")
         read = sum(bytes_at(source.meta.get("val"), at) for source in node.all_input_nodes)
         written, device = bytes_at(value, at), self.device
-        seconds = device.seconds(flops.count, read + written, _dtype(value)) * times if device else 0.0
+        seconds = device.seconds(flops.count, read + written, _dtype(node)) * times if device else 0.0
         return NodeCost(name, phase, count, read * times, written * times, seconds, beyond)
 
     def _choose(self, node: fx.Node, spans: Mapping[fx.Node, slice]) -> None:
@@ -314,9 +363,13 @@ def phase_of(node: fx.Node) -> str:
     return RECOMPUTED if origin.recomputed else origin.phase.value
 
 
-def _dtype(value: Any) -> str:
-    tensors = [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, Tensor)]
-    return str(tensors[0].dtype).removeprefix("torch.") if tensors else "float32"
+def _dtype(node: fx.Node) -> str:
+    """That of what is multiplied, the narrowest: scales, what is added and the result may be wider."""
+    values = [source.meta.get("val") for source in (*node.all_input_nodes, node)]
+    tensors = [leaf for leaf in tree_flatten(values)[0] if isinstance(leaf, Tensor)]
+    real = [tensor.dtype for tensor in tensors if tensor.is_floating_point() and tensor.ndim > 1]
+    found = min(real, key=lambda dtype: dtype.itemsize, default=torch.float32)
+    return str(found).removeprefix("torch.")
 
 
 def _call_costs(

@@ -22,13 +22,19 @@ class Device:
     source: str = "given by hand"
 
     def seconds(self, flops: int, moved: int, dtype: str) -> float:
-        """The least time for one operation; a dtype without a peak has that of float32."""
+        """The least time for one operation on matrices of a dtype; one without a peak has that of float32."""
         peak = self.flops.get(dtype, self.flops["float32"])
         return max(flops / peak, moved / self.bandwidth)
 
 
-def _device(name: str, half: float, single: float, bandwidth: float, source: str) -> Device:
+_EIGHT = ("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz")
+
+
+def _device(
+    name: str, half: float, single: float, bandwidth: float, source: str, eighth: float | None = None
+) -> Device:
     flops = {"float16": half * _TERA, "bfloat16": half * _TERA, "float32": single * _TERA}
+    flops |= dict.fromkeys(_EIGHT, eighth * _TERA) if eighth is not None else {}
     return Device(name, flops, bandwidth * _GIGA, source)
 
 
@@ -36,9 +42,9 @@ DEVICES = {
     device.name: device
     for device in (
         _device("a100", 312, 19.5, 2039, "NVIDIA A100 Tensor Core GPU datasheet (SXM, 80 GB)"),
-        _device("h100", 989, 67, 3350, "NVIDIA H100 Tensor Core GPU datasheet (SXM)"),
-        _device("h200", 989, 67, 4800, "NVIDIA H200 Tensor Core GPU datasheet (SXM)"),
-        _device("mi300x", 1307, 163.4, 5300, "AMD Instinct MI300X accelerator datasheet"),
+        _device("h100", 989, 67, 3350, "NVIDIA H100 Tensor Core GPU datasheet (SXM)", 1979),
+        _device("h200", 989, 67, 4800, "NVIDIA H200 Tensor Core GPU datasheet (SXM)", 1979),
+        _device("mi300x", 1307, 163.4, 5300, "AMD Instinct MI300X accelerator datasheet", 2614),
     )
 }
 """Dense peaks without sparsity; float32 is that of plain units, not of TF32."""

@@ -1,6 +1,6 @@
 """Compute less: nothing that nobody reads, and nothing twice."""
 
-from collections.abc import Hashable, Mapping, Sequence, Set
+from collections.abc import Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -119,11 +119,24 @@ def _is_repeatable(node: fx.Node) -> bool:
 def drop_unused(graph: fx.Graph, nested: nn.Module, repeated: Set[fx.Node], keep: Set[str]) -> None:
     """Remove operations whose results nothing reads, but for those called `keep`; those that draw or act
     stay, unless repeated. `nested` holds the graphs that nodes read."""
-    for node in reversed(list(graph.nodes)):
-        if node.op == "output" or node.users or node.name in keep:
+    erase(unused(graph, nested, repeated, keep))
+
+
+def erase(nodes: Iterable[fx.Node]) -> None:
+    """Remove nodes, each of which comes before what it reads."""
+    for node in nodes:
+        node.graph.erase_node(node)
+
+
+def unused(graph: fx.Graph, nested: nn.Module, repeated: Set[fx.Node], keep: Set[str]) -> list[fx.Node]:
+    """What `drop_unused` removes, the last first."""
+    found: dict[fx.Node, None] = {}
+    for node in reversed(graph.nodes):
+        if node.op == "output" or node.name in keep or not all(user in found for user in node.users):
             continue
         if node in repeated or not _does_something(node, nested):
-            graph.erase_node(node)
+            found[node] = None
+    return list(found)
 
 
 def _does_something(node: fx.Node, nested: nn.Module) -> bool:

@@ -23,7 +23,7 @@ _SPECIAL: Mapping[str, Json] = {
     **dict.fromkeys(("function", "code"), either(TEXT, NOTHING)),
     "anything": {"$ref": "#/$defs/anything"},
     "sized": {"$ref": "#/$defs/expression"},
-    "identifier": TEXT,
+    **dict.fromkeys(("identifier", "symbol"), TEXT),
     "leaf": either(TEXT, keyed("constant", {"$ref": "#/$defs/anything"}), keyed("absent", TEXT)),
     "of class": either(WHOLE, NOTHING),
     "parameters": {"$ref": "#/$defs/parameters"},
@@ -48,15 +48,15 @@ def archive_schema() -> Json:
         "name": TEXT,
         "weights": TRUTH,
     }
-    own = {"graphs": rows({"$ref": "#/$defs/graph"}), "tables": _TABLES}
-    parts = {"graphs": own["graphs"], "tensors": rows(_STORED), "tables": own["tables"]}
+    own = {"graphs": rows({"$ref": "#/$defs/graph"}), "tables": _TABLES, "unread": WHOLE}
+    parts = {"graphs": own["graphs"], "tensors": rows(_STORED), "tables": own["tables"], "unread": WHOLE}
     parts["variants"] = rows({"$ref": "#/$defs/variant"})
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"urn:whence:archive:{VERSION}",
         "title": "program.json, the plain data in a file that program.save wrote",
-        **record_of({**head, **fields, **parts}, ["variants", *_FORMER]),
-        "$defs": {**_DEFINITIONS, **records, "variant": record_of({**fields, **own}, [*_FORMER])},
+        **record_of({**head, **fields, **parts}, ["variants", "unread", *_FORMER]),
+        "$defs": {**_DEFINITIONS, **records, "variant": record_of({**fields, **own}, ["unread", *_FORMER])},
     }
 
 

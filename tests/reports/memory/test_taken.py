@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from functools import partial
 from itertools import accumulate, groupby
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -310,6 +312,62 @@ def test_peak_of_a_step_that_accumulates(kind: Callable[..., Any]) -> None:
     held = [*_given(model, (x,), {}), *_given(nn.Module(), (), optimizer.state_dict()["state"])]
     assert memory.peak == pytest.approx(_profiled(lambda: step(x), held), rel=0.005)
     assert memory.parts["gradients"] == memory.parts["parameters"]
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "NAdam", "Adagrad", "RMSprop", "Adadelta", "Rprop"])
+def test_what_a_loop_over_parameters_holds(kind: str) -> None:
+    """A variable of it holds what was made for one parameter while the next one's is."""
+    model = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
+    optimizer = getattr(torch.optim, kind)(model.parameters(), lr=0.01)
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+
+    x = torch.randn(12, 64)
+    program = whence.capture_step(step, (x,), model=model, optimizer=optimizer)
+    step(x)
+    model.zero_grad()
+    held = [*_given(model, (x,), {}), *_given(nn.Module(), (), optimizer.state_dict()["state"])]
+    eager = _profiled(lambda: step(x), held)
+    assert program.memory().peak == pytest.approx(eager, rel=0.001)
+    assert all(name in {node.name for node in program.graph.nodes} for name in program.circumstances.held)
+
+
+class Holding(nn.Module):
+    """Keeps what each layer makes until it is done, and a copy that nobody reads, as some libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        seen: list[Tensor] = []
+        for layer in self.layers:
+            wide = layer(x)[:, None, :] + torch.zeros(1, 64, 1)
+            seen += [wide, wide.clone()]
+            x = wide.mean(1)
+        return x
+
+
+def test_what_python_holds_is_there_as_long(tmp_path: Path) -> None:
+    """Also in a file, at other sizes, as a formula, and where no result needs it."""
+    inputs: Any = lambda: ((torch.randn(32, 8),), {})  # noqa: E731
+    found = ModelCase("holding", Holding, inputs, lambda y: y.square().sum(), training=True)
+    model, args, kwargs = found.make()
+    program = whence.capture(model, args, kwargs, backward=found.loss)
+    eager = peak_of_eager(found)
+    program.save(tmp_path / "kept")
+    for each in (program, whence.load(tmp_path / "kept"), copy.deepcopy(program)):
+        assert each.memory().peak == pytest.approx(eager, rel=0.005)
+    assert program.under(held={}).memory().peak < 0.5 * eager
+    varying = whence.capture(
+        model, (torch.randn(3, 8),), backward=found.loss, dynamic_shapes=({0: Dim("rows", min=2)},)
+    )
+    assert varying.memory(sizes={"rows": 32}).peak == program.memory().peak
+    peaks = [eval(formula, {"rows": 32}) for formula in varying.memory().peaks.values()]
+    assert max(peaks) == program.memory().peak
 
 
 def test_producer_and_consumer_are_named() -> None:

@@ -39,6 +39,7 @@ from whence._torch.fakes import DEVICE, FakeMaker, fake_of
 from whence._torch.function_tracer import FunctionTracer, untold
 from whence._torch.graphs import Appender, name_exactly
 from whence._torch.higher_order.function_graphs import functions_traced
+from whence._torch.lifetimes import Lifetimes
 from whence._torch.observe.generators import without_default_generator
 from whence._torch.observe.scripted import BEGIN_REGION, END_REGION, object_among, takes_objects
 from whence._torch.operators.remembered_results import Results
@@ -107,7 +108,7 @@ class Recorder(ProxyTorchDispatchMode):
         self.adopted = Adopted(fake_mode, self._fakes, self.tracer)
         self.environment = environment_of(fake_mode)
         self.sizes: SizeNodes | None = None
-        self.inferred = Inferred()
+        self.inferred, self.lifetimes = Inferred(), Lifetimes()
         self._results = Results()
         self._samples = Samples(fake_mode)
         self.switches = switches()
@@ -462,6 +463,7 @@ class Recorder(ProxyTorchDispatchMode):
         if isinstance(result, Tensor):
             node.meta["val"] = snapshot_fake(result) if shown is None else shown
             self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
+            self.lifetimes.follow(result, node)
         elif shown is not None:
             node.meta["val"] = tuple(shown)
         else:

@@ -105,8 +105,10 @@ def _program_as_data(program: FlatProgram, faults: list[Fault]) -> dict[str, Any
         if whole.tensor is not None and not is_distributed(whole.tensor):
             why = "it is made of others, by a class of which a file has the name"
             writer.refuse(f"the tensor {whole.path}", why)
+    apart = program.circumstances.unread
+    unread = {} if apart is None else {"unread": graphs.write(apart)}
     faults += writer.faults
-    return {**parts, "graphs": graphs.graphs, "tables": writer.tables()}
+    return {**parts, **unread, "graphs": graphs.graphs, "tables": writer.tables()}
 
 
 def _prefix(position: int) -> str:
@@ -222,12 +224,14 @@ def _one(
     graphs = GraphReader(reader, listed(data["graphs"]), held)
     graphs.read_tables()
     module = graphs.read(0)
-    if missing := [*reader.missing, *graphs.missing]:
-        raise _misses(missing, name, reader.release)
+    unread = graphs.read(number(data["unread"])) if "unread" in data else None
+    if graphs.missing:
+        raise _misses(graphs.missing, name, reader.release)
     there = [each for each in _FIELDS if each != "signature" and (each in data or each not in _LATER)]
     parts = {each: _FORMS[each].read(reader, data[each]) for each in there}
     parts["guards"] = replace(parts["guards"], said=found.said)
     program = FlatProgram(graph_module=module, signature=signature, state=stored, **parts)
+    program = program.under(unread=unread)
     former = {each: form.read(reader, data[each]) for each, form in _FORMER.items() if each in data}
     program = program.under(**former) if former else program
     refuse_inconsistent(program, is_complete=truth(data["weights"]))
@@ -251,8 +255,8 @@ def _misses(missing: list[str], name: str, torch: str) -> UnreadableFile:
     return UnreadableFile(
         f"{name} needs {', '.join(dict.fromkeys(missing))}",
         why=f"this process (PyTorch {release()}) has no such thing; it was saved with {torch}",
-        remedy="import the package that registers them first (commands do with --import; for caches of "
-        "transformers call whence.register_caches()), or capture the model again",
+        remedy="import the package that registers them first (commands do with --import), or capture the "
+        "model again",
     )
 
 

@@ -198,7 +198,8 @@ class Storages:
     @cached_property
     def size(self) -> dict[fx.Node, int]:
         """The bytes of each storage; a row of results holds none, its items do."""
-        return {node: self._size(node) for node in {base for row in self.bases.values() for base in row}}
+        bases = {base for row in self.bases.values() for base in row}
+        return {node: self._size(node) for node in (*bases, *self._aside)}
 
     def _size(self, node: fx.Node) -> int:
         value, is_given = node.meta.get("val"), node.op != "call_function"
@@ -250,12 +251,36 @@ class Storages:
                 for base in self.bases[source]:
                     is_held = self.place[base] < derivative.start
                     found[base] = max(found.get(base, 0), derivative[-1] if is_held else at)
+        for node, (_, until) in self._held.items():
+            for base in self.bases.get(node, ()):
+                found[base] = max(found[base], until)
         returned = self.graph.output_node().all_input_nodes
         throughout = [node for node in self.nodes if node.op != "call_function"]
         for node in (*returned, *throughout, *self.grads):
             for base in self.bases[node]:
                 found[base] = len(self.nodes)
         return found
+
+    @cached_property
+    def _held(self) -> dict[fx.Node, tuple[int, int]]:
+        """Values that variables of Python hold longer than anybody reads them, and from where to where."""
+        if self.graph is not self.program.graph:
+            return {}
+        unread, held = self.program.circumstances.unread, self.program.circumstances.held
+        names = {node.name: node for node in self.nodes}
+        for node in () if unread is None else unread.graph.nodes:  # and what they read
+            names.setdefault(node.name, node)
+        rows = ((name, *map(names.get, ends)) for name, ends in held.items() if name in names)
+        return {
+            names[name]: (self.place[first], self.place[last])
+            for name, first, last in rows
+            if first is not None and last is not None
+        }
+
+    @property
+    def _aside(self) -> list[fx.Node]:
+        """Those of them that are in no graph, for no result needs them."""
+        return [node for node in self._held if node not in self.place]
 
     @cached_property
     def _derivatives(self) -> dict[int, range]:
@@ -270,7 +295,8 @@ class Storages:
     def spans(self) -> dict[fx.Node, tuple[tuple[int, int], ...]]:
         """From which position to which each storage is there: inputs from the start, an item of a row with
         the whole row, and what is drawn again twice."""
-        return {node: tuple(self._spans(node)) for node in self.size}
+        spans = {node: tuple(self._spans(node)) for node in self.size if node in self.bases}
+        return spans | {node: (self._held[node],) for node in self._aside}
 
     def _spans(self, node: fx.Node) -> Iterator[tuple[int, int]]:
         first = self.place[row_of(node)] if node.op == "call_function" else 0

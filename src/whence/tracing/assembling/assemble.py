@@ -41,8 +41,9 @@ from whence.program.replay import graph_copies
 from whence.provenance import ModulePath
 from whence.rewriting.cut_gradients import cut_gradients
 from whence.rewriting.functionalize import Functional, functionalize
-from whence.rewriting.simplify import drop_unused, order_placeholders, placeholders_of
+from whence.rewriting.simplify import erase, order_placeholders, placeholders_of, unused
 from whence.schema import OutputKind, Phase, TensorFact
+from whence.tracing.assembling.aside import held_by_python, unread_operations
 from whence.tracing.assembling.asked import asked_of_inputs, questions_to_inputs
 from whence.tracing.assembling.attribution import (
     attribute_branches,
@@ -92,7 +93,11 @@ def assemble(
     repeated = reuse_random_draws(functional, session.log.redraws)
     preserved = _preserved(recorded, example, subject)
     keep = _needed(recorded, signature) | _arguments(recorded, functional, preserved)
-    drop_unused(graph, session.recorder.nested, repeated, keep)
+    nested = session.recorder.nested
+    gone = unused(graph, nested, repeated, keep)
+    unread = unread_operations(reversed(gone), subject.name)
+    erase(gone)
+    held = held_by_python(session.recorder.lifetimes, graph, gone)
     present = _real_placeholders(subject, example, recorded)
     inputs = (row for row in signature.inputs if row.name in present)
     signature = replace(
@@ -114,15 +119,16 @@ def assemble(
         turned_off=_turned_off(recorded, functional),
     )
     write_facts(graph, facts)
+    reasons = _opaque(opaque, recorded, functional, between=between)
     return FlatProgram(
-        graph_module=graph_module(session.recorder.nested, graph, subject.name),
+        graph_module=graph_module(nested, graph, subject.name),
         signature=signature,
         calls=replace(_call_rows(recorded, names), entry=int(subject.is_module), preserved=preserved),
         convention=_convention(subject, example, recorded, asked),
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded, signature.wholes)),
         state=_state(recorded, graph, signature.wholes),
-        circumstances=_circumstances(recorded, _opaque(opaque, recorded, functional, between=between)),
+        circumstances=replace(_circumstances(recorded, reasons), unread=unread, held=held),
     )
 
 

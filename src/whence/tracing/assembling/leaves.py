@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from whence._torch.autograd.nodes import history_of, leaves_below
 from whence._torch.record.recorder import Recorder
 from whence._torch.subclasses.wrapper_subclasses import is_composed
+from whence.tracing.recording.backward import leaves_made
 
 BETWEEN_RESULTS = "requires_grad_() on a result that other results are computed from"
 
@@ -28,7 +29,7 @@ def mark_leaves(
         if isinstance(result, Tensor) and result.requires_grad and not is_composed(result)
         if node is not None and node.op != "placeholder"
     ]
-    made = {id(leaf) for leaf in _leaves_behind([result for result, _ in tensors], recorder)}
+    made = {id(leaf) for leaf in leaves_made([result for result, _ in tensors], recorder)}
     made -= {*map(id, given), *recorder.adopted.nodes}
     if not made:
         return False
@@ -39,13 +40,6 @@ def mark_leaves(
     returned = {id(result) for result, _ in own}
     rows = zip(tensors, below, strict=True)
     return any(returned & (leaves - {id(result)}) for (result, _), leaves in rows)
-
-
-def _leaves_behind(results: Sequence[Tensor], recorder: Recorder) -> list[Tensor]:
-    """Leaves that results depend on, or are, and that no input or state of the model is."""
-    own = [result for result in results if history_of(result) is None]
-    known = ((leaf, recorder.node_of(leaf)) for leaf in (*own, *leaves_below(results)))
-    return [leaf for leaf, node in known if node is not None and node.op == "call_function"]
 
 
 def _below(result: Tensor) -> list[Tensor]:

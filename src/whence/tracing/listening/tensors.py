@@ -58,7 +58,7 @@ class RunTensors:
         if node is None:
             self._branches.refuse_leaked(tensor)
         elif node not in log.keys and (key := gradient_key(tensor)) is not None:
-            self._alive += (tensor, history_of(tensor))
+            self._alive.append(history_of(tensor) or tensor)
             log.add(Crossed(node, key))
         return node
 

@@ -10,13 +10,16 @@ from torch.autograd.graph import Node
 
 from whence._torch.autograd.nodes import (
     gradient_key,
+    history_of,
     leads_nowhere,
+    leaves_below,
     nodes_below_tensors,
     overwritten,
     run_backward,
 )
 from whence._torch.observe.checkpoints import is_reentrant_checkpoint
 from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten
+from whence._torch.record.recorder import Recorder
 from whence._torch.refusals import overwritten_before_backward
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients, is_composed, plain_parts
 from whence.errors import InvalidLoss, Place, SideEffect, UnsupportedInput
@@ -103,12 +106,16 @@ def _refuse_sparse(outputs: Sequence[Any]) -> None:
 def _gradients(
     session: Session, starts: Sequence[_Start], wanted: Sequence[_Wanted]
 ) -> tuple[Tensor | None, ...]:
-    """What autograd gives. Where sizes vary, its own words about a tensor that was written cannot be made."""
+    """What autograd gives. Where sizes vary, its own words about a tensor that was written cannot be made.
+
+    Of leaves that the model made it computes the gradients, too, as eager's does, which nobody reads."""
     outputs = [start.tensor for start in starts]
+    targets = [row.tensor for row in wanted]
+    known = {*map(id, targets)}
+    unread = [leaf for leaf in leaves_made(outputs, session.recorder) if id(leaf) not in known]
+    tangents = [start.gradient for start in starts]
     try:
-        return run_backward(
-            outputs, [row.tensor for row in wanted], [start.gradient for start in starts], session.passes
-        )
+        return run_backward(outputs, [*targets, *unread], tangents, session.passes)[: len(targets)]
     except RuntimeError as error:
         _refuse_reentrant(outputs, session, error)
         if session.recorder.environment is None:
@@ -117,6 +124,13 @@ def _gradients(
         if node is None:
             raise
         raise overwritten_before_backward(node.name(), _made_at(session, node)) from error
+
+
+def leaves_made(results: Sequence[Tensor], recorder: Recorder) -> list[Tensor]:
+    """Leaves that results depend on, or are, and that no input or state of the model is."""
+    own = [result for result in results if history_of(result) is None]
+    known = ((leaf, recorder.node_of(leaf)) for leaf in (*own, *leaves_below(results)))
+    return [leaf for leaf, node in known if node is not None and node.op == "call_function"]
 
 
 def _refuse_reentrant(outputs: Sequence[Tensor], session: Session, error: RuntimeError) -> None:

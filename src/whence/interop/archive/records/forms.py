@@ -274,11 +274,14 @@ class Listed:
 
 
 Form = Atom | Special | Row | Fixed | Table | Choice | Record
+_LIMIT = Choice((Atom((int,)),), True)
 _SIZES, _NAME = Row(kinds.SIZED, tuple), Choice((kinds.NODE_NAME,), True)
 
 SPECIAL: dict[tuple[type, str], Form] = {
     (Circumstances, "loss_function"): kinds.FUNCTION,
+    (Circumstances, "unread"): kinds.NOWHERE,
     (Convention, "adapter"): kinds.ADAPTER,
+    (Convention, "limits"): Table(kinds.SYMBOL, Fixed((_LIMIT, _LIMIT))),
     (Guards, "of"): kinds.NOWHERE,
     (Replays, "known"): kinds.NOWHERE,
     (Whole, "tensor"): kinds.NOWHERE,
