@@ -24,6 +24,7 @@ from torch.utils._pytree import (
 )
 
 from whence._torch.subclasses.wrapper_subclasses import flattened_tensor, is_composed, plain_parts
+from whence.errors import UnreadableFile
 
 __all__ = [
     "GetAttrKey",
@@ -60,12 +61,14 @@ def tree_unflatten(leaves: Iterable[Any], spec: TreeSpec) -> Any:
     """The value with these leaves; a `torch.Size` comes back as one, which PyTorch makes a tuple of.
 
     A named tuple is made of its fields, whatever its class does with them: a `PackedSequence` looks at them.
+    Raises `UnreadableFile` for containers that this process cannot make (`Unmade`).
     """
     return _built(iter(leaves), spec) if _is_own(spec) else _pytree.tree_unflatten(leaves, spec)
 
 
 def _is_own(spec: TreeSpec) -> bool:
-    return spec.type is torch.Size or _is_written(spec) or any(map(_is_own, spec.children()))
+    is_own = spec.type is torch.Size or _is_written(spec) or unmade_class(spec) is not None
+    return is_own or any(map(_is_own, spec.children()))
 
 
 def _is_written(spec: TreeSpec) -> bool:
@@ -76,6 +79,8 @@ def _is_written(spec: TreeSpec) -> bool:
 def _built(leaves: Iterator[Any], spec: TreeSpec) -> Any:
     if spec.is_leaf():
         return next(leaves)
+    if unmade_class(spec) is not None:
+        refuse_unmade(spec)
     children = [_built(leaves, child) for child in spec.children()]
     if spec.type is torch.Size and all(isinstance(child, int | torch.SymInt) for child in children):
         return torch.Size(children)
@@ -261,6 +266,40 @@ def _bare(key: Any) -> Any:
             return "_".join(map(str, map(_bare, keys)))
         case _:
             return str(key).strip("[]<>.'\"")
+
+
+class Unmade:
+    """Base of classes that stand for containers of which a file has only the name: `why` nobody can make one,
+    and what would help."""
+
+    what = why = remedy = ""
+
+    @classmethod
+    def named(cls, name: str, why: str, remedy: str) -> type["Unmade"]:
+        """The class that stands for one of that name, `module:path`."""
+        module, _, path = name.partition(":")
+        told = {"what": f"nobody can make the container {module}.{path}", "why": why, "remedy": remedy}
+        return type(path.rpartition(".")[2], (cls,), {"__module__": module, "__qualname__": path, **told})
+
+
+def unmade_class(spec: TreeSpec) -> type[Unmade] | None:
+    """What stands for the container itself, or for the class of a named tuple."""
+    kind = spec.context if spec.type is namedtuple else spec.type
+    return kind if isinstance(kind, type) and issubclass(kind, Unmade) else None
+
+
+def unmade_in(spec: TreeSpec) -> Iterator[type[Unmade]]:
+    """What stands for containers anywhere in a structure."""
+    if (kind := unmade_class(spec)) is not None:
+        yield kind
+    for child in spec.children():
+        yield from unmade_in(child)
+
+
+def refuse_unmade(spec: TreeSpec) -> None:
+    """Raise `UnreadableFile` for the first container that nobody can make."""
+    if (kind := next(unmade_in(spec), None)) is not None:
+        raise UnreadableFile(kind.what, why=kind.why, remedy=kind.remedy)
 
 
 def leaf_spec() -> TreeSpec:

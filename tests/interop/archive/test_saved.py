@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import whence
 from tests import checks
@@ -27,6 +28,7 @@ from tests.sameness import differences
 from tests.tracing.attribution.test_wrapper_subclasses import doubled
 from tests.tracing.steps.small import batch, small, zero_first
 from whence._torch.pytrees import GetAttrKey, register_container, tree_flatten
+from whence._torch.sizes.symbols import whole_bound
 from whence.captured import loaded
 from whence.errors import CallError, MalformedProgram, NotStorable, StaleCapture, UnreadableFile, UsageError
 from whence.reports.figures import figures_of
@@ -404,17 +406,6 @@ def test_operators_that_are_not_there_are_all_named() -> None:
         loaded(with_data(content("forward"), rename), "a file")
 
 
-def test_containers_that_are_not_there_are_named() -> None:
-    """A class among arguments or results that nobody has registered."""
-
-    def rename(data: Any) -> None:
-        for row in data["tables"]["classes"]:
-            row[0] = row[0].replace("builtins:dict", "elsewhere:Mapping")
-
-    with pytest.raises(UnreadableFile, match=r"elsewhere\.Mapping"):
-        loaded(with_data(content("constants"), rename), "a file")
-
-
 def test_later_versions_are_refused() -> None:
     """A form that this release does not know."""
     with pytest.raises(UnreadableFile, match="version 2"):
@@ -460,10 +451,66 @@ def test_named_tuples(tmp_path: Path) -> None:
         data = json.loads(text.replace(f"{__name__}:Pair", other))
         return with_data((tmp_path / "program.whence").read_bytes(), lambda _: data)
 
-    with pytest.raises(UnreadableFile, match=r"the named tuple somewhere\.Pair"):
-        loaded(rename("somewhere:Pair"), "a file")
+    elsewhere = loaded(rename("somewhere:Pair"), "a file")
+    with pytest.raises(UnreadableFile, match=r"container somewhere\.Pair\n.*no such named tuple"):
+        elsewhere.module()(Pair(X, X + 1))
     with pytest.raises(UnreadableFile, match="is no named tuple"):
         loaded(rename("os:system"), "a file")
+
+
+class Bounded(nn.Module):
+    """Says how long what values decide is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = x.nonzero()
+        torch._check(found.shape[0] >= 2)
+        torch._check(found.shape[0] <= 5)
+        return found
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_bounds_of_sizes(read: bool, tmp_path: Path) -> None:
+    """Those of data, and those of PyTorch's own front end, which its programs call otherwise in each process:
+    a table of shapes says them, an exported program has them, and calls are held to them."""
+    sizes = ({0: torch.export.Dim("rows", min=3, max=50)},)
+    x = torch.tensor([1.0, 0.0, 2.0, 3.0])
+    exported = torch.export.export(Bounded(), (x,), dynamic_shapes=sizes)
+    own = whence.capture(Bounded(), (x,), dynamic_shapes=sizes)
+    before = whence.from_exported_program(exported) if read else own
+    after = through_file(before, tmp_path)
+    assert after.shapes.to_dict() == before.shapes.to_dict()
+    assert _ranges(after) == _ranges(before) and (2, 5) in _ranges(after)
+    for each in (before, after):
+        with pytest.raises(CallError, match="at most 50"):
+            each.module()(torch.ones(51))
+
+
+def _ranges(program: whence.Program) -> list[tuple[Any, Any]]:
+    """The least and the most that each symbol of a program can be."""
+    sizes = [size for node in program.nodes() for size in getattr(node.meta.get("val"), "shape", ())]
+    (environment,) = {size.node.shape_env for size in sizes if isinstance(size, torch.SymInt)}
+    ranges = environment.var_to_range.values()
+    return sorted((whole_bound(each.lower), whole_bound(each.upper)) for each in ranges)
+
+
+class Packed(nn.Linear):
+    """Gives back what it is given: a named tuple with a class that somebody wrote above it."""
+
+    def forward(self, packed: Any) -> Any:
+        return packed._replace(data=super().forward(packed.data))
+
+
+def test_packed_sequences(tmp_path: Path) -> None:
+    """Sorted or not, they are arguments and results of what was loaded, with a model or without."""
+    model, lengths = Packed(4, 4), torch.tensor([2, 3])
+    packed = pack_padded_sequence(torch.randn(3, 2, 4), lengths, enforce_sorted=False)
+    before = whence.capture(model, (packed,))
+    for after in (through_file(before, tmp_path), through_file(before, tmp_path, model=model)):
+        say_the_same(before, after)
+        for run in (after.module(), after.unflatten()):
+            found = run(packed)
+            assert type(found) is PackedSequence and same_results(found, model(packed))
+    assert after.verify(model, (packed,)).ok and after.check(model, (packed,)) == []
 
 
 def test_named_containers(tmp_path: Path) -> None:
@@ -515,9 +562,35 @@ def test_classes_that_containers_are_made_with(tmp_path: Path) -> None:
     for run in (after.module(), after.unflatten()):
         found = run(X)
         assert type(found.inner) is Held and torch.equal(found.inner.value, model(X).inner.value)
-    with pytest.raises(UnreadableFile, match=r"container .*Around is made with the class .*Held") as told:
-        through_file(before, tmp_path)
-    assert "model=" in str(told.value)
+    named_only = through_file(before, tmp_path)
+    for run in (named_only.module(), named_only.unflatten()):
+        with pytest.raises(
+            UnreadableFile, match=r"container .*Around\n.* made with the class .*Held"
+        ) as told:
+            run(X)
+        assert "model=" in str(told.value)
+
+
+def test_containers_that_are_not_here(tmp_path: Path) -> None:
+    """All can be looked at, and saved again; what makes one says which it is, and what helps."""
+    before = whence.capture(Surrounding(4, 4), (X,))
+    before.save(tmp_path / "here")
+    elsewhere = with_data((tmp_path / "here").read_bytes(), _renamed(f"{__name__}:Around", "mine:Around"))
+    after = loaded(elsewhere, "a file")
+    assert "no run    nobody can make the container mine.Around: this process has no such" in str(after)
+    assert str(after.report()) == str(before.report()) and not after.diff(before).rows
+    assert torch.equal(after.run((X,), read="linear")["linear"], before.run((X,), read="linear")["linear"])
+    for use in (lambda: after.module()(X), lambda: after.unflatten()(X), after.to_exported_program):
+        with pytest.raises(UnreadableFile, match=r"nobody can make the container mine\.Around"):
+            use()
+    after.save(tmp_path / "again")
+    again = with_data((tmp_path / "again").read_bytes(), _renamed("mine:Around", f"{__name__}:Around"))
+    model = Surrounding(4, 4)
+    assert type(loaded(again, "a file", model).module()(X)) is Around
+
+
+def _renamed(name: str, other: str) -> Callable[[Any], Any]:
+    return lambda data: json.loads(json.dumps(data).replace(name, other))
 
 
 IN_ANOTHER_PROCESS = """

@@ -247,6 +247,11 @@ def _other_shape(data: Any) -> None:
     graph["values"][at] = graph["values"][0]
 
 
+def _self_inside(data: Any) -> None:
+    """What a branch takes first is called as fx calls the module in the code that it writes."""
+    data["graphs"][1]["targets"][0] = "self"
+
+
 def _three_arguments(data: Any) -> None:
     at = data["tables"]["targets"].index(["function", "operator.getitem"])
     graph = data["graphs"][0]
@@ -265,6 +270,8 @@ def _three_arguments(data: Any) -> None:
         ("constants", _more_keys, "other keys than values"),
         ("joint", _one_for_many, "gives something else than aten"),
         ("preserved", lambda data: data["calls"].update(entry=2), "is entered in the middle"),
+        ("preserved", lambda data: data["calls"].update(preserved=[0]), "the program itself is called"),
+        ("branch", _self_inside, "takes what fx calls its module"),
         ("forward", _read_otherwise, "linear, aten.linear.default: "),
         ("forward", _other_shape, r"linear, aten.linear.default: it gives f32\[3, 8\]"),
         ("forward", _three_arguments, "getitem with 3 arguments"),

@@ -244,9 +244,14 @@ class SizeEnvironment(ShapeEnv):
             value, _Named(name, True), DimDynamic.DYNAMIC, positive=None, do_not_specialize_zero_one=True
         )
         self.bases[name], self.names[symbol] = symbol, name
-        bounds = ValueRanges(-int_oo if low is None else low, int_oo if high is None else high)
-        self.var_to_range[symbol] &= bounds
+        self.bound(symbol, low, high)
         return self.create_symintnode(symbol, hint=value)
+
+    def bound(self, symbol: Any, low: int | None, high: int | None) -> None:
+        """Let a symbol be no less and no more than these, where they are given."""
+        self.var_to_range[symbol] &= ValueRanges(
+            -int_oo if low is None else low, int_oo if high is None else high
+        )
 
     def is_free(self, symbol: Any) -> bool:
         """Whether a symbol stands for itself still, and not for a number or for other symbols."""

@@ -109,6 +109,7 @@ class SizeReader:
                 self._hold(name, environment.create_unbacked_symfloat())
             elif value is None:
                 self._hold(name, environment.create_unbacked_symint())
+                environment.bound(environment.bases[name], low, high)
             elif low is None or low < 0:
                 environment.number(name, value, low, high)
             else:

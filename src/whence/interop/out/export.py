@@ -23,7 +23,7 @@ from whence._torch.files import TORCH
 from whence._torch.graphs import name_exactly, nested_graph
 from whence._torch.observe.scripted import object_among, takes_objects
 from whence._torch.operators.schemas import OpOverload, acts, op_name, short_name
-from whence._torch.pytrees import spelled, tree_flatten_with_path
+from whence._torch.pytrees import refuse_unmade, spelled, tree_flatten_with_path
 from whence._torch.sizes.exported_sizes import is_number, like, ranges_of, say_where
 from whence.errors import Fault, NotExportable
 from whence.interop.graphs.frames import STACK
@@ -56,6 +56,8 @@ def to_exported_program(program: FlatProgram) -> ExportedProgram:
 
     Raises `NotExportable` naming everything that an exported program cannot hold.
     """
+    for spec in (program.convention.spec, program.result.spec):
+        refuse_unmade(spec)
     NotExportable.refuse(_export_faults(program))
     if straight := program.facts.straight_through:
         warnings.warn(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from torch import fx
 
 from whence._torch.operators.schemas import op_name
+from whence._torch.pytrees import unmade_in
 from whence.program.arguments.variants import in_words
 from whence.program.node_records import origin_of
 from whence.program.signature import describe
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 def page(program: "FlatProgram") -> str:
     """The whole program; one line per node, grouped by phase and module call."""
     variants = [f"  variant   {in_words(each.circumstances.numbers)}: {each!r}" for each in program.variants]
-    head = [f"program {program.name}", str(program.signature), *variants]
+    structures = program.convention.spec, program.result.spec
+    unmade = dict.fromkeys(kind for spec in structures for kind in unmade_in(spec))
+    no_runs = [f"  no run    {kind.what}: {kind.why}" for kind in unmade]
+    head = [f"program {program.name}", str(program.signature), *variants, *no_runs]
     return "\n".join([*head, *_body(program.graph)])
 
 

@@ -92,6 +92,8 @@ class GraphReader:
         names = checked_names(data["names"])
         root: dict[str, Any] = {}
         nodes = self._append(graph, names, data, root)
+        taken = {node.target for node in nodes if node.op == "placeholder"}
+        raise_unless(position == 0 or "self" not in taken, "a graph inside takes what fx calls its module")
         self._describe(nodes, names, data)
         return graph_module(root, graph, text(data["name"]))
 

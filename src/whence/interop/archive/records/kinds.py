@@ -24,7 +24,6 @@ from whence._torch.subclasses.spread import spread_layout
 from whence._torch.subclasses.wrapper_subclasses import Composition
 from whence.dependence.code import CodePrint
 from whence.dependence.describe import itself
-from whence.errors import UnreadableFile
 from whence.interop.archive.records.checked import (
     LARGEST,
     Unreadable,
@@ -103,6 +102,8 @@ def _as_it_is(_writer: Any, value: Any) -> Any:
 NOWHERE = Special("nothing", _read_none, _read_none)
 SIZED = Special("sized", _as_it_is, lambda _, data: sized(data))
 IDENTIFIER = Special("identifier", _as_it_is, lambda _, data: identifier(data))
+SYMBOL = Special("symbol", _as_it_is, lambda reader, data: reader.symbol(text(data)))
+"""PyTorch's word for a size, which is another one where the size is made again."""
 OUTSIDE = Special("outside", _read_none, lambda *_: InWords("what it was at capture"))
 
 
@@ -333,7 +334,7 @@ def _structure_row(writer: "Writer", spec: TreeSpec) -> list[Any] | None:
 
 
 def _read_structure(reader: "Reader", row: Any) -> TreeSpec:
-    """The structure again; a container that this process does not know is missing."""
+    """The structure again; what this process cannot make has something in its place that says so."""
     if row is None:
         return leaf_spec()
     kind, context, children = listed(row)
@@ -343,37 +344,46 @@ def _read_structure(reader: "Reader", row: Any) -> TreeSpec:
         raise_unless(len(getattr(named, "_fields", inside)) == len(inside), "a named tuple has other fields")
         return container_spec(namedtuple, named, inside)
     known = containers().get(name := _class_said(reader, kind)) or opened(looked_up(name))
-    if known is None:
-        reader.missing.append(f"the class of containers {name.replace(':', '.')}")
-    _refuse_stand_ins(reader, name, context)
     made = reader.anything(context)
     if known in (dict, OrderedDict, defaultdict):
         keys = set(made[1] if known is defaultdict else made)
         raise_unless(len(keys) == len(inside), "a mapping has other keys than values")
-    return container_spec(known or tuple, made, inside)
+    if known is None:
+        known = reader.found.unmade(name, _NO_CONTAINER, _REGISTER)
+    elif stand_in := _stand_in(reader, context):
+        known = reader.found.unmade(name, _MADE_WITH.format(class_name(stand_in).replace(":", ".")), _IMPORT)
+    return container_spec(known, made, inside)
 
 
-def _refuse_stand_ins(reader: "Reader", container: str, context: Any) -> None:
-    """The user's code makes a container of its context, and calls what is there: any class that is loaded
-    would be called by a file that names it."""
-    for kind in [*of_kind(context, "class"), *(row[0] for row in of_kind(context, "enum"))]:
-        if reader.found.is_stand_in(found := reader.pooled("classes", kind)):
-            raise UnreadableFile(
-                f"the container {container.replace(':', '.')} is made with the class "
-                f"{class_name(found).replace(':', '.')}, of which a file has only the name",
-                why="without a model such classes stay names, and with one they are those that are imported",
-                remedy="whence.load(path, model=...), once the module of the class is imported",
-            )
+_NO_CONTAINER = "this process has no such class of containers"
+_REGISTER = (
+    "import the package that registers it before the file is loaded (commands do with --import; for caches "
+    "of transformers call whence.register_caches()), or capture the model again"
+)
+_MADE_WITH = (
+    "it is made with the class {}, of which a file has only the name: without a model such classes stay "
+    "names, and with one they are those that are imported"
+)
+_IMPORT = "whence.load(path, model=...), once the module of the class is imported"
+
+
+def _stand_in(reader: "Reader", context: Any) -> type | None:
+    """A class in what a container is made with that stays a name. The user's code makes a container of its
+    context, and calls what is there: any class that is loaded would be called by a file that names it."""
+    kinds = (*of_kind(context, "class"), *(row[0] for row in of_kind(context, "enum")))
+    found = (reader.pooled("classes", kind) for kind in kinds)
+    return next(filter(reader.found.is_stand_in, found), None)
 
 
 def _named_tuple(reader: "Reader", kind: Any) -> type:
     """A class that is loaded: a structure makes instances of it."""
     found = looked_up(name := _class_said(reader, kind))
     if found is NOTHING:
-        reader.missing.append(f"the named tuple {name.replace(':', '.')}")
-        return tuple
-    is_one = isinstance(found, type) and issubclass(found, tuple) and "_fields" in vars(found)
-    raise_unless(is_one, f"{name} is no named tuple")
+        return reader.found.unmade(name, "this process has no such named tuple", _REGISTER)
+    is_tuple = isinstance(found, type) and issubclass(found, tuple)
+    raise_unless(
+        is_tuple and any("_fields" in vars(base) for base in found.__mro__), f"{name} is no named tuple"
+    )
     return found  # type: ignore[no-any-return]
 
 

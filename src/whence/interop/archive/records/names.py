@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from whence._torch.observe.attribute_reads import NOTHING, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN
-from whence._torch.pytrees import is_container
+from whence._torch.pytrees import Unmade, is_container
 from whence.dependence.code import CodePrint, fingerprint, fingerprint_of, function_in, globals_in, names_in
 from whence.dependence.describe import itself
 from whence.dependence.lookup import static_attribute
@@ -286,6 +286,7 @@ class LoadedNames:
     lost: list[str] = field(default_factory=list)
     said: Said = field(default_factory=Said)
     _made: dict[tuple[str, int], type] = field(default_factory=dict)
+    _unmade: dict[tuple[str, str], type[Unmade]] = field(default_factory=dict)
 
     @classmethod
     def beside(cls, modules: Iterable[nn.Module], model: Any) -> "LoadedNames":
@@ -320,6 +321,14 @@ class LoadedNames:
     def is_stand_in(self, kind: type) -> bool:
         """Whether a class is one of ours that is called so."""
         return kind in self._made.values()
+
+    def unmade(self, name: str, why: str, remedy: str) -> type[Unmade]:
+        """What stands for a container that nobody can make here."""
+        key = name, why
+        if key not in self._unmade:
+            self._unmade[key] = Unmade.named(name, why, remedy)
+            self.lost.append(f"the container {name.replace(':', '.')}")
+        return self._unmade[key]
 
     def object(self, said: tuple[str | None, ...] | None, text: str) -> Callable[[], Any]:
         """What is compared by identity, where it is still what it was."""

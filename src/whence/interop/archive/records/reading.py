@@ -29,15 +29,14 @@ class Reader:
 
     `tables` are the pools of the file, `found` says what names stand for, `state` are the tensors of the
     program, `nodes` gives what a number in the arguments of a node stands for, and `names` are those of the
-    nodes of the graph. `missing` collects classes of containers that this process does not know, and `meshes`
-    are those of the model, over which DTensors are spread. `release` is the one that saved the file.
+    nodes of the graph. `meshes` are those of the model, over which DTensors are spread. `release` is the one
+    that saved the file.
     """
 
     tables: Mapping[str, Any]
     found: LoadedNames
     state: Mapping[str, Tensor]
     release: str
-    missing: list[str] = field(default_factory=list)
     nodes: Callable[[int], Any] | None = None
     names: Sequence[str] = ()
     sizes: SizeReader | None = None
@@ -63,6 +62,10 @@ class Reader:
         """What a number stands for in a pool."""
         held = self._pools[name]
         return held[place(data, held)]
+
+    def symbol(self, name: str) -> str:
+        """What the symbol is called now that was called so where the file was saved."""
+        return name if self.sizes is None else self.sizes.names.get(name, name)
 
     def anything(self, data: Any) -> Any:
         """What may be all sorts of things."""
