@@ -247,6 +247,18 @@ def _other_shape(data: Any) -> None:
     graph["values"][at] = graph["values"][0]
 
 
+def _called_otherwise(data: Any) -> None:
+    """What gives an item of a row runs branches."""
+    graph, targets = data["graphs"][0], data["tables"]["targets"]
+    item, branches = targets.index(["function", "operator.getitem"]), targets.index(["higher order", "cond"])
+    graph["targets"][graph["targets"].index(item)] = branches
+
+
+def _loss_in_the_backward(data: Any) -> None:
+    graph = data["graphs"][0]
+    graph["origins"][graph["names"].index("sum_1")] = graph["origins"][-2]
+
+
 def _self_inside(data: Any) -> None:
     """What a branch takes first is called as fx calls the module in the code that it writes."""
     data["graphs"][1]["targets"][0] = "self"
@@ -272,6 +284,10 @@ def _three_arguments(data: Any) -> None:
         ("preserved", lambda data: data["calls"].update(entry=2), "is entered in the middle"),
         ("preserved", lambda data: data["calls"].update(preserved=[0]), "the program itself is called"),
         ("branch", _self_inside, "takes what fx calls its module"),
+        ("branch", _called_otherwise, "cond with 2 arguments"),
+        ("sizes", _read_otherwise, "addmm, aten.addmm.default: "),
+        ("joint", _loss_in_the_backward, "the loss is computed in its own backward"),
+        ("preserved", lambda data: data["calls"].update(preserved=[1]), "program itself is called as it was"),
         ("forward", _read_otherwise, "linear, aten.linear.default: "),
         ("forward", _other_shape, r"linear, aten.linear.default: it gives f32\[3, 8\]"),
         ("forward", _three_arguments, "getitem with 3 arguments"),

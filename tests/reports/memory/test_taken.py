@@ -394,6 +394,13 @@ def test_consumers_are_operations_that_use_the_value(name: str) -> None:
     assert any(len(row.consumers) > 1 for row in program.memory().kept)
 
 
+def test_an_argument_may_be_called_as_python_calls_items() -> None:
+    """Items of a row are told by what is called, and not by a name."""
+    program = whence.capture(lambda getitem: getitem * 2, (X,))
+    assert program.memory().peak == 2 * X.nbytes and program.report().ok
+    assert program.to_networkx().number_of_nodes() == 3
+
+
 def test_sizes_are_not_kept() -> None:
     """Numbers that the backward reads take no memory."""
     program = whence.capture(

@@ -189,7 +189,9 @@ def other_arguments(target: Any, positional: int, names: Sequence[str]) -> str:
     """What an operator has against a call with so many arguments and these keywords; empty if nothing."""
     if not isinstance(target, OpOverload):
         is_function = isinstance(target, FunctionType | BuiltinFunctionType)
-        takes = not is_function or _takes(target, positional, names)
+        is_higher = isinstance(target, HigherOrderOperator)
+        called = target.__call__ if is_higher else target if is_function else None
+        takes = called is None or _takes(called, positional, names)
         return "" if takes else f"with {positional + len(names)} arguments"
     arguments = target._schema.arguments
     in_place = [each.name for each in arguments if not each.kwarg_only]

@@ -12,11 +12,11 @@ from whence.program import Calls, Convention, FlatProgram, Named, Structure
 from whence.program.arguments.containers import containers_in, containers_of
 from whence.program.guards.expectations import Expectation, inside_of
 from whence.program.guards.guards import Guards
-from whence.program.node_records import record_of
+from whence.program.node_records import origin_of, record_of
 from whence.program.signature import describe
 from whence.program.wellformed import faults
 from whence.provenance import ROOT
-from whence.schema import GuardKind, InputKind
+from whence.schema import GuardKind, InputKind, OutputKind, Phase
 
 
 def refuse_inconsistent(program: FlatProgram, *, is_complete: bool) -> None:
@@ -67,7 +67,7 @@ def _of_calls(calls: Calls, nodes: Set[str]) -> Iterator[str]:
         yield "a call is named that was not made"
     elif rows[calls.entry].site.path:
         yield "the program is entered in the middle"
-    elif 0 in calls.preserved:
+    elif not calls.preserved.isdisjoint({0, calls.entry}):
         yield "the program itself is called as it was"
     for row in rows:
         for structure in (row.inputs, row.outputs):
@@ -143,6 +143,9 @@ def _of_signature(program: FlatProgram, nodes: Set[str]) -> Iterator[str]:
     for row in (*signature.attributes, *signature.inputs):
         if _kind_of(values.get(row.name)) != _kind_of(row.value):
             yield f"{row.path} is something else in the graph"
+    for output in signature.outputs_of(OutputKind.LOSS):
+        if output.node in nodes and origin_of(program.node(output.node)).phase is Phase.BACKWARD:
+            yield "the loss is computed in its own backward"
     for output in signature.outputs:
         if output.of is not None and output.of not in inputs:
             yield f"the output {output.name} is of an input that does not exist"

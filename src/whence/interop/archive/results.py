@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.fakes import FakeTensor, FakeTensorMode, told_alone
+from whence._torch.fakes import FakeTensor, FakeTensorMode, fake_at, told_alone
 from whence._torch.operators.schemas import gives_tensors, op_name
-from whence._torch.pytrees import tree_flatten
-from whence._torch.sizes.symbols import has_open_sizes, is_symbolic
+from whence._torch.pytrees import tree_flatten, tree_unflatten
+from whence._torch.sizes.symbols import has_open_sizes, size_at
 from whence.dependence.asking import Failed, attempt
 from whence.program.signature import describe
 
@@ -20,25 +20,35 @@ _REFUSALS = (RuntimeError, IndexError, ValueError, TypeError)
 
 
 def layout_of(value: Any) -> Any:
-    """Equal for values of which operators give alike; of open sizes, the value itself."""
+    """Equal for values of which operators give alike, where open sizes are those of the example."""
     if isinstance(value, tuple | list):
         return tuple(map(layout_of, value))
-    if not isinstance(value, Tensor) or not _is_plain(value):
-        return id(value)
-    return value.shape, value.stride(), value.dtype, value.device
+    found = _laid_out(value) if isinstance(value, Tensor) else None
+    return id(value) if found is None else (found, value.dtype, value.device)
+
+
+def _laid_out(value: Tensor) -> tuple[tuple[int, ...], ...] | None:
+    """Sizes and strides in the example; None where they are not known, or the tensor is elsewhere."""
+    is_here = type(value) is FakeTensor and value.device.type in ("cpu", "meta")
+    if not is_here or value.layout is not torch.strided:
+        return None
+    rows = attempt(lambda: tuple(tuple(size_at(n, {}) for n in row) for row in (value.shape, value.stride())))
+    return None if isinstance(rows, Failed) else rows  # type: ignore[return-value]
 
 
 def otherwise(mode: FakeTensorMode, nodes: Iterable[fx.Node]) -> Iterator[str]:
     """What is wrong with nodes of which PyTorch's own operators give something else, or nothing.
 
-    Nobody can tell of open sizes, of devices that need not be here, and of as many results as a size says.
+    Open sizes are those of the example. Nobody can tell of those that data decide, and of devices that need
+    not be here.
     """
     for node in nodes:
         given = fx.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
-        said = tree_flatten(node.meta.get("val"))[0]
         known = gives_tensors(node.target) or node.target is getitem
-        if not known or not all(map(_is_plain, (*tree_flatten(given)[0], *said))):
+        example = attempt(partial(_in_example, mode, (given, node.meta.get("val")))) if known else None
+        if example is None or isinstance(example, Failed):
             continue
+        given, said = example[0], tree_flatten(example[1])[0]
         found = attempt(partial(_computed, mode, node.target, *given))
         if isinstance(found, Failed):
             wrong = [str(found.error)] if type(found.error) in _REFUSALS else []
@@ -53,12 +63,18 @@ def _computed(mode: FakeTensorMode, target: Any, args: Any, kwargs: Any) -> Any:
         return target(*args, **kwargs)
 
 
-def _is_plain(value: Any) -> bool:
-    """Whether all is known of it: a tensor of fixed sizes that is not elsewhere, or no number for a size."""
-    if not isinstance(value, Tensor):
-        return not is_symbolic(value)
-    is_here = type(value) is FakeTensor and value.device.type in ("cpu", "meta")
-    return is_here and value.layout is torch.strided and not has_open_sizes(value)
+def _in_example(mode: FakeTensorMode, values: Any) -> Any:
+    """Values in which open sizes are numbers; raises `LookupError` where one is not known, or elsewhere."""
+    leaves, spec = tree_flatten(values)
+    return tree_unflatten([_leaf_in_example(mode, leaf) for leaf in leaves], spec)
+
+
+def _leaf_in_example(mode: FakeTensorMode, leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        return size_at(leaf, {})
+    if (known := _laid_out(leaf)) is None:
+        raise LookupError
+    return fake_at(mode, leaf.device, leaf.dtype, *known) if has_open_sizes(leaf) else leaf
 
 
 def _in_words(pairs: Iterable[tuple[Any, Any]]) -> Iterator[tuple[str | None, ...]]:

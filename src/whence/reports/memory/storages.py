@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import groupby
+from operator import getitem
 from typing import Any, NamedTuple
 
 import torch
@@ -179,10 +180,8 @@ class Storages:
 
     def _bases(self, node: fx.Node, known: Mapping[fx.Node, tuple[fx.Node, ...]]) -> tuple[fx.Node, ...]:
         viewed = self._viewed(node) if node.op == "call_function" else None
-        if op_name(node.target) == "getitem":
-            source = node.args[0]
-            viewed_in = isinstance(source, fx.Node) and self._viewed(source) is not None
-            return known[source] if viewed_in and isinstance(source, fx.Node) else (node,)
+        if (row := row_of(node)) is not node:
+            return known[row] if self._viewed(row) is not None else (node,)
         if viewed is not None and len(node.args) > viewed:
             return tuple(base for source in nodes_in(node.args[viewed]) for base in known[source])
         return (node,)
@@ -366,7 +365,7 @@ def _is_drawn(node: fx.Node) -> bool:
 
 def row_of(node: fx.Node) -> fx.Node:
     """The operation that makes a value; that of an item is the one that makes the row."""
-    is_item = op_name(node.target) == "getitem" and isinstance(node.args[0], fx.Node)
+    is_item = node.target is getitem and isinstance(node.args[0], fx.Node)
     return node.args[0] if is_item else node  # type: ignore[return-value]
 
 
