@@ -11,6 +11,7 @@ from torch._C import DispatchKey
 from torch._decomp.decompositions import lstm_impl, upsample_compute_output_size
 from torch._dispatch.python import enable_python_dispatcher
 
+from whence._torch.operators.table import said_of
 from whence._torch.record.symbolic_dispatch import kernels_for_symbols
 
 aten = torch.ops.aten
@@ -134,3 +135,70 @@ def test_kernels_compute_what_eager_computes() -> None:
     assert torch.equal(found, expected)
     assert torch.equal(last, hidden)
     assert torch.equal(again, resized)
+
+
+SIGNAL = torch.Generator().manual_seed(0)
+SPECTRA: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "half": ((3, 5, 17), {"n_fft": 8, "hop_length": 2}),
+    "one row": ((5, 17), {"n_fft": 8}),
+    "whole": ((2, 8, 9), {"n_fft": 8, "hop_length": 3, "normalized": True}),
+    "complex": ((2, 8, 9), {"n_fft": 8, "hop_length": 1, "onesided": False, "return_complex": True}),
+    "short window": ((2, 5, 9), {"n_fft": 8, "hop_length": 2, "win_length": 6}),
+    "cut": ((2, 5, 9), {"n_fft": 8, "hop_length": 2, "center": False, "length": 15}),
+    "whole as half": ((2, 8, 9), {"n_fft": 8, "hop_length": 2, "onesided": False}),
+}
+
+
+@pytest.mark.parametrize("name", SPECTRA)
+def test_signals_come_back_from_spectra_as_eagers(name: str) -> None:
+    """Results, and the gradients of spectrum and window, bit for bit."""
+    shape, options = SPECTRA[name]
+    length = options.get("win_length", options["n_fft"])
+    window = (torch.rand(length, generator=SIGNAL) + 0.5).requires_grad_()
+    values = torch.view_as_complex(torch.randn(*shape, 2, generator=SIGNAL))
+    spectrum = values.mT.contiguous().mT.requires_grad_()
+
+    def run() -> list[Tensor]:
+        found = torch.istft(spectrum, window=window, **options)
+        real = torch.view_as_real(found) if found.is_complex() else found
+        return [found, *torch.autograd.grad(real.sin().sum(), [spectrum, window])]
+
+    expected = run()
+    with kernels_for_symbols(wanted=True):
+        found = run()
+    assert all(map(torch.equal, found, expected))
+
+
+AS_EAGER = frozenset(
+    {
+        "aten::_upsample_lanczos2d_aa.vec",  # its overload without scale factors has no kernel for symbols
+        *("aten::broadcast_tensors", "aten::empty.out", "aten::matmul", "aten::matmul.out", "aten::one_hot"),
+        *("aten::pad_sequence", "aten::stft.center", "aten::unsafe_chunk"),
+        "aten::tensor_split.tensor_indices_or_sections",
+        *("aten::hardshrink", "aten::softshrink", "aten::native_batch_norm", "aten::cudnn_batch_norm"),
+        *("aten::miopen_batch_norm", "aten::to_dense"),
+        *("aten::gru.data", "aten::lstm.data", "aten::rnn_relu.data", "aten::rnn_tanh.data"),
+    }
+)
+"""PyTorch's kernels in Python that compute in eager's steps, and those of packed sequences."""
+
+
+def test_pytorchs_other_kernels_are_known() -> None:
+    """What the python dispatcher would run in the place of C++ is ours, or has been compared with eager."""
+    keys = {DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd}
+    packets = [getattr(aten, name) for name in dir(aten)]
+    operators = [
+        getattr(packet, name)
+        for packet in packets
+        if isinstance(packet, torch._ops.OpOverloadPacket)
+        for name in packet.overloads()
+    ]
+    with kernels_for_symbols(wanted=True):
+        found = {
+            each.name()
+            for each in operators
+            if any(
+                said_of(each).kernel is not kernel for key, kernel in each.py_kernels.items() if key in keys
+            )
+        }
+    assert found <= AS_EAGER

@@ -434,21 +434,30 @@ def test_arguments_are_called_as_before(tmp_path: Path) -> None:
 Pair = namedtuple("Pair", ["left", "right"])
 
 
-def test_named_tuples(tmp_path: Path) -> None:
+class Checked(Pair):
+    """A class above a named tuple, as `PackedSequence` is one, which looks at what it is made of."""
+
+    def __new__(cls, left: Any, right: Any = None) -> Checked:
+        """The second may be left out."""
+        return super().__new__(cls, left, left if right is None else right)
+
+
+@pytest.mark.parametrize("kind", [Pair, Checked])
+def test_named_tuples(kind: Any, tmp_path: Path) -> None:
     """Their class has to be loaded, and is said by name where it is not."""
 
     def run(pair: Any) -> Any:
-        return Pair(pair.right * 2, [pair.left])
+        return kind(pair.right * 2, [pair.left])
 
-    before = whence.capture(run, (Pair(X, X + 1),))
+    before = whence.capture(run, (kind(X, X + 1),))
     after = through_file(before, tmp_path)
     say_the_same(before, after)
-    found = after.module()(Pair(X, X + 1))
-    assert type(found) is Pair and same_results(found, run(Pair(X, X + 1)))
+    found = after.module()(kind(X, X + 1))
+    assert type(found) is kind and same_results(found, run(kind(X, X + 1)))
 
     def rename(other: str) -> bytes:
         text = members((tmp_path / "program.whence").read_bytes())["program.json"].decode()
-        data = json.loads(text.replace(f"{__name__}:Pair", other))
+        data = json.loads(text.replace(f"{__name__}:{kind.__name__}", other))
         return with_data((tmp_path / "program.whence").read_bytes(), lambda _: data)
 
     elsewhere = loaded(rename("somewhere:Pair"), "a file")

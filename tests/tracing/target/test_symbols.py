@@ -1,10 +1,12 @@
 """Sizes in a program: where their nodes come from, what modules do with them, and what they may not be."""
 
 import collections
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim
 
@@ -451,3 +453,30 @@ def test_one_tensor_has_no_two_sizes(shapes: Any) -> None:
     x = torch.randn(3, 4)
     with pytest.raises(whence.InvalidShapes, match="something else of the same tensor"):
         whence.capture(Added(), (x, x), dynamic_shapes=shapes)
+
+
+MARGINS: dict[str, Callable[..., Tensor]] = {
+    "multi_margin": lambda x: F.multi_margin_loss(x, torch.arange(x.shape[0]) % 5),
+    "multi_margin_rows": lambda x: F.multi_margin_loss(
+        x, torch.arange(x.shape[0]) % 5, p=2, reduction="none"
+    ),
+    "multilabel_margin": lambda x: F.multilabel_margin_loss(x, torch.zeros_like(x, dtype=torch.int64)),
+}
+
+
+@pytest.mark.parametrize("name", MARGINS)
+def test_losses_with_margins(name: str) -> None:
+    """PyTorch's kernels for open sizes compute their gradients in other steps than eager does."""
+
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(5) + 0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return MARGINS[name](x * self.scale)
+
+    torch.manual_seed(0)
+    model, shapes = Scaled(), ({0: Dim("batch", max=64)},)
+    program = whence.capture(model, (torch.randn(7, 5),), backward=torch.sum, dynamic_shapes=shapes)
+    assert all(program.verify(model, (torch.randn(batch, 5),)).ok for batch in (7, 2, 33))

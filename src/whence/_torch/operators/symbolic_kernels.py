@@ -136,6 +136,8 @@ def _direction(
 aten = torch.ops.aten
 _LSTM = 2
 """How oneDNN numbers the kinds of recurrent networks."""
+_BY_ROOT, _BY_COUNT = 1, 2
+"""How Fourier transforms number what they divide by."""
 
 
 def resampled(operator: Any) -> Callable[..., Tensor]:
@@ -220,6 +222,50 @@ def dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     return tensor * torch.empty_like(tensor).bernoulli_(1 - p).div_(1 - p)
 
 
+def inverse_stft(
+    spectrum: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Tensor | None = None,
+    *options: Any,
+) -> Tensor:
+    """`torch.istft` in eager's steps, which says nothing of a window that adds up to zero somewhere.
+
+    PyTorch's kernel in Python leaves out a copy that lies otherwise in the backward, and adds up the window
+    for each row of a batch: the gradients of the spectrum and of the window have other last bits.
+    """
+    defaults = (True, False, None, None, False)
+    center, normalized, onesided, length, return_complex = (*options, *defaults[len(options) :])
+    hop, frames, frequencies = hop_length or n_fft // 4, spectrum.shape[-1], spectrum.shape[-2]
+    is_half = frequencies != n_fft if onesided is None else onesided
+    torch._check(frequencies == (n_fft // 2 + 1 if is_half else n_fft))
+    pairs = torch.view_as_real(spectrum.resolve_conj())
+    rows = torch.view_as_complex((pairs if spectrum.dim() == 3 else pairs.unsqueeze(0)).transpose(1, 2))
+    weights = _window(spectrum, window, win_length or n_fft, n_fft)
+    norm = _BY_ROOT if normalized else _BY_COUNT
+    if return_complex:
+        found = aten._fft_c2c(rows, [2], norm, forward=False)
+    else:
+        found = aten._fft_c2r(rows if is_half else rows[..., : n_fft // 2 + 1], [2], norm, n_fft)
+    whole = n_fft + hop * (frames - 1)
+    start = n_fft // 2 if center else 0
+    end = start + length if length is not None else whole - start
+    summed = aten.unfold_backward(found * weights.view([1, 1, n_fft]), [rows.shape[0], whole], 1, n_fft, hop)
+    envelope = aten.unfold_backward(weights.pow(2).expand([1, frames, n_fft]), [1, whole], 1, n_fft, hop)
+    signal = summed[:, start:end] / envelope[:, start:end]
+    signal = signal if spectrum.dim() == 3 else signal.squeeze(0)
+    return aten.constant_pad_nd(signal, [0, end - whole], 0) if end > whole else signal
+
+
+def _window(spectrum: Tensor, window: Tensor | None, length: int, n_fft: int) -> Tensor:
+    """Ones where there is none, between zeros where it is shorter than a frame."""
+    if window is None:
+        window = torch.ones(length, dtype=spectrum.real.dtype, device=spectrum.device)
+    left = (n_fft - length) // 2
+    return window if length == n_fft else aten.constant_pad_nd(window, [left, n_fft - length - left], 0)
+
+
 def stepwise(operator: Any, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
     """A recurrent network step by step on the CPU; elsewhere PyTorch's kernel."""
     elsewhere = operator.py_kernels[DispatchKey.CompositeImplicitAutograd]
@@ -260,6 +306,17 @@ def resampling_backward(
         layout = suggest_memory_format(args[0])
         size = args[_INPUT_SIZE]
         return torch.empty(size, dtype=args[0].dtype, device=args[0].device, memory_format=layout)
+
+
+def like(argument: int) -> SymbolRule:
+    """It has no fake kernel; its result is as this argument, contiguous."""
+
+    def rule(
+        _func: Any, args: tuple[Any, ...], _kwargs: dict[str, Any], _environment: "SizeEnvironment | None"
+    ) -> Any:
+        return torch.empty_like(args[argument], memory_format=torch.contiguous_format)
+
+    return rule
 
 
 def attention_on_cpu(

@@ -18,8 +18,8 @@ class HostPlace:
     """Where Python keeps something: under a key of a dictionary or list, or in a closure's variable.
 
     An attribute lies in the dictionary of its object, or in a slot, a global in the dictionary of its file.
-    `path` is how a person reads it. What has no `key` is the variable, or the list that is appended to. Nothing
-    has an `owner` whose holder is there as long as the step is.
+    `path` is how a person reads it. What has no `key` is the variable, or the list that is appended to.
+    Nothing has an `owner` whose holder is there as long as the step is.
     """
 
     path: str
