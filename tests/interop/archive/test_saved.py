@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import whence
@@ -334,6 +335,69 @@ def test_static_methods_are_found_by_name(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert loaded.verify(Static(), (X,)).ok
     monkeypatch.setattr(Static, "doubled", staticmethod(lambda x: x * 3))
     assert loaded.check(Static(), (X,)) != []
+
+
+ACTIVATION = nn.ReLU()
+
+
+def activated(x: Tensor, activation: nn.Module = ACTIVATION) -> Tensor:
+    """A default that is a module."""
+    return activation(x)
+
+
+def in_mathematics(x: Tensor) -> Tensor:
+    """A class that C++ has made under another name than it has."""
+    with sdpa_kernel([SDPBackend.MATH]):
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+
+_VARIABLES: dict[str, Any] = {"_scale": 2.0}
+"""As those of what attrs generates, which are no file's."""
+generated: Any = eval("lambda x: x * _scale", _VARIABLES)
+generated.__module__, generated.__qualname__ = __name__, "generated"
+
+
+class Slot(nn.Module):
+    """Keeps a number in a slot."""
+
+    __slots__ = ("scale",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+FOUND: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+    "named tuple": (lambda x: Pair(x, 2.0).left * 2, lambda model: None),
+    "default": (activated, lambda model: ACTIVATION.register_forward_hook(print)),
+    "class of C++": (in_mathematics, lambda model: None),
+    "variables of no file": (lambda x: generated(x) * 2, lambda model: _VARIABLES.update(_scale=3.0)),
+    "slot": (Slot(), lambda model: setattr(model, "scale", 3.0)),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_has_no_plain_name_is_found_after_loading(name: str, tmp_path: Path) -> None:
+    """It is compared as before it was saved: no alarm without a change, and one with it."""
+    model, change = FOUND[name]
+    before = whence.capture(model, (X,))
+    after = through_file(before, tmp_path, model=model)
+    assert after.check(model, (X,)) == []
+    change(model)
+    assert bool(after.check(model, (X,))) is bool(before.check(model, (X,)))
+
+
+def test_as_many_results_as_values_said_are_loaded(tmp_path: Path) -> None:
+    """Nobody can tell how many rows an operator gives that looks at values."""
+
+    def repeated(x: Tensor) -> Tensor:
+        return x.repeat_interleave((x[:, 0] > 0).long() + 1, dim=0).reshape(-1, 2, 2)
+
+    before = whence.capture(repeated, (X,), decide="example")
+    assert torch.equal(through_file(before, tmp_path).module()(X), repeated(X))
 
 
 def test_memory_that_tensors_share_is_shared_again(tmp_path: Path) -> None:

@@ -387,3 +387,28 @@ def test_two_ways_to_call_a_module_go_out(strict: bool) -> None:
     exported = whence.capture(model, (x,), strict=strict).to_exported_program()
     tree = torch.export.unflatten(exported)
     assert torch.equal(tree(x), copy.deepcopy(model)(x))
+
+
+class Aside(nn.Module):
+    """A parameter that no module has, and a value without strides on the way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.aside = [nn.Linear(4, 4)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Rows added to the first one."""
+        rows = torch.zeros(2, x.shape[0], dtype=torch.int64)
+        rows[1] = torch.arange(x.shape[0])
+        size = (2, x.shape[0])
+        sparse = torch.sparse_coo_tensor(rows, torch.ones(size[1]), size, check_invariants=False)
+        return torch.sparse.mm(sparse, self.aside[0](self.linear(x)))
+
+
+def test_what_torch_export_takes_goes_out() -> None:
+    """Parameters that nobody registered are constants there, and sparse values stay sparse."""
+    model, x = Aside(), torch.randn(3, 4)
+    program = whence.capture(model, (x,)).to_exported_program()
+    assert torch.equal(program.module()(x), model(x))
+    assert torch.equal(program.run_decompositions({}).module()(x), model(x))

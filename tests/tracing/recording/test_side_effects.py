@@ -126,3 +126,22 @@ def test_what_autograd_keeps_in_a_circle_is_no_state() -> None:
     assert whence.capture(model, (x,)).verify(model, (x,)).ok
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         whence.capture(model, (x,), backward=torch.sum)
+
+
+class Offloading(nn.Module):
+    """Keeps what the backward needs where a hook puts it: on a CPU, the result itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return self.linear(x).tanh().exp()
+
+
+@pytest.mark.parametrize("backward", [False, torch.sum])
+def test_results_that_a_hook_gives_back_are_no_state(backward: Any) -> None:
+    """They are in a circle with the node that made them, in eager, too."""
+    model, x = Offloading(), torch.randn(2, 4)
+    assert whence.capture(model, (x,), backward=backward).verify(model, (x,)).ok

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 from torch.autograd.graph import Node
 
+from whence._torch.tensors import storage_of
+
 LEAF_SEQUENCE_NUMBER = 2**64 - 1
 _SCRIPTED = "DifferentiableGraphBackward"
 
@@ -144,6 +146,13 @@ def overwritten(outputs: Sequence[Tensor], ran: Iterable[Node]) -> Node | None:
     gone = {id(node) for node in ran}
     nodes = (node for node in nodes_below_tensors(outputs) if id(node) not in gone)
     return next((node for node in nodes if _has_lost(node)), None)
+
+
+def saves_its_result(result: Tensor) -> bool:
+    """Whether the node that made a tensor needs it for its own derivative, as that of `exp` does."""
+    node = result.grad_fn
+    saved = [getattr(node, name, None) for name in dir(node) if name.startswith("_saved_")]
+    return any(isinstance(each, Tensor) and storage_of(each) == storage_of(result) for each in saved)
 
 
 def _has_lost(node: Node) -> bool:

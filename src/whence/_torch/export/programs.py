@@ -56,11 +56,14 @@ def in_a_mode_for_all() -> Callable[[Any], Any]:
             modes[id(old)] = FakeTensorMode(allow_non_fake_inputs=True, shape_env=known)
         mode = modes[id(old)]
         with torch._C.DisableTorchFunction():
-            return fake_like(mode, fake, fake.shape, fake.stride()).requires_grad_(fake.requires_grad)
+            if fake.layout is torch.strided:
+                return fake_like(mode, fake, fake.shape, fake.stride()).requires_grad_(fake.requires_grad)
+            with old:  # a sparse one has no strides to be made of
+                found: Any = fake.detach()
+        found.fake_mode = mode
+        return found  # type: ignore[no-any-return]
 
-    return lambda value: tree_map_only(
-        FakeTensor, lambda fake: moved(fake) if fake.layout is torch.strided else fake, value
-    )
+    return lambda value: tree_map_only(FakeTensor, moved, value)
 
 
 def shares_storage(left: Tensor, right: Tensor) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch._decomp.decompositions import lstm_impl, upsample_compute_output_size
 from torch._prims_common import suggest_memory_format
+from torch.nn import functional as F
 from torch.nn.functional import linear
 
 from whence._torch.sizes.symbols import comparable, without_decisions
@@ -235,8 +236,8 @@ def inverse_stft(
     PyTorch's kernel in Python leaves out a copy that lies otherwise in the backward, and adds up the window
     for each row of a batch: the gradients of the spectrum and of the window have other last bits.
     """
-    defaults = (True, False, None, None, False)
-    center, normalized, onesided, length, return_complex = (*options, *defaults[len(options) :])
+    rest: list[Any] = [*options, *(True, False, None, None, False)[len(options) :]]
+    center, normalized, onesided, length, return_complex = rest
     hop, frames, frequencies = hop_length or n_fft // 4, spectrum.shape[-1], spectrum.shape[-2]
     is_half = frequencies != n_fft if onesided is None else onesided
     torch._check(frequencies == (n_fft // 2 + 1 if is_half else n_fft))
@@ -255,7 +256,7 @@ def inverse_stft(
     envelope = aten.unfold_backward(weights.pow(2).expand([1, frames, n_fft]), [1, whole], 1, n_fft, hop)
     signal = summed[:, start:end] / envelope[:, start:end]
     signal = signal if spectrum.dim() == 3 else signal.squeeze(0)
-    return aten.constant_pad_nd(signal, [0, end - whole], 0) if end > whole else signal
+    return F.pad(signal, [0, end - whole]) if end > whole else signal
 
 
 def _window(spectrum: Tensor, window: Tensor | None, length: int, n_fft: int) -> Tensor:
@@ -263,7 +264,7 @@ def _window(spectrum: Tensor, window: Tensor | None, length: int, n_fft: int) ->
     if window is None:
         window = torch.ones(length, dtype=spectrum.real.dtype, device=spectrum.device)
     left = (n_fft - length) // 2
-    return window if length == n_fft else aten.constant_pad_nd(window, [left, n_fft - length - left], 0)
+    return window if length == n_fft else F.pad(window, [left, n_fft - length - left])
 
 
 def stepwise(operator: Any, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:

@@ -36,11 +36,15 @@ def _laid_out(value: Tensor) -> tuple[tuple[int, ...], ...] | None:
     return None if isinstance(rows, Failed) else rows  # type: ignore[return-value]
 
 
+def _is_known(value: Any) -> bool:
+    return not isinstance(value, Tensor) or _laid_out(value) is not None
+
+
 def otherwise(mode: FakeTensorMode, nodes: Iterable[fx.Node]) -> Iterator[str]:
     """What is wrong with nodes of which PyTorch's own operators give something else, or nothing.
 
-    Open sizes are those of the example. Nobody can tell of those that data decide, and of devices that need
-    not be here.
+    Open sizes are those of the example. Nobody can tell of those that data decide, of devices that need not be
+    here, and of as many results as a value says.
     """
     for node in nodes:
         given = fx.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
@@ -53,7 +57,8 @@ def otherwise(mode: FakeTensorMode, nodes: Iterable[fx.Node]) -> Iterator[str]:
         if isinstance(found, Failed):
             wrong = [str(found.error)] if type(found.error) in _REFUSALS else []
         else:
-            pairs = zip(tree_flatten(found)[0], said, strict=False)
+            made = tree_flatten(found)[0]
+            pairs = zip(made, said, strict=False) if all(map(_is_known, made)) else ()
             wrong = [f"it gives {now}" for now, then in _in_words(pairs) if then != now]
         yield from (f"{node.name}, {op_name(node.target)}: {why}" for why in wrong)
 

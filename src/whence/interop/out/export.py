@@ -17,6 +17,7 @@ from torch.export.graph_signature import (
 )
 from torch.export.graph_signature import InputKind as ExportedInput
 from torch.export.graph_signature import OutputKind as ExportedOutput
+from torch.nn import Parameter
 
 from whence._torch.export.programs import Verifier, in_a_mode_for_all
 from whence._torch.files import TORCH
@@ -101,7 +102,7 @@ def to_exported_program(program: FlatProgram) -> ExportedProgram:
         ),
         module_call_graph=_module_calls(program),
         example_inputs=_example(program),
-        constants=_named_tensors(program, persistent=False),
+        constants=_constants(program),
         verifiers=[Verifier],
     )
 
@@ -249,6 +250,12 @@ def _argument_specification(name: str, value: Any) -> ArgumentSpec:
     if isinstance(value, Tensor):
         return TensorArgument(name)
     return SymIntArgument(name) if is_number(value) else ConstantArgument(name, value)
+
+
+def _constants(program: FlatProgram) -> dict[str, Any]:
+    """Tensors that no state dict has; PyTorch finds a parameter among them nowhere, and detaches it."""
+    named = _named_tensors(program, persistent=False)
+    return {name: held.detach() if isinstance(held, Parameter) else held for name, held in named.items()}
 
 
 def _named_tensors(program: FlatProgram, *, persistent: bool) -> dict[str, Any]:

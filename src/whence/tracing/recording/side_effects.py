@@ -11,7 +11,7 @@ from weakref import ref
 from torch import Tensor
 
 from whence._torch.autograd.mode_questions import Pair, answered_questions
-from whence._torch.autograd.nodes import overwritten
+from whence._torch.autograd.nodes import overwritten, saves_its_result
 from whence._torch.deciding.decider import Decider
 from whence._torch.higher_order.function_graphs import functions_unwatched
 from whence._torch.observe.generators import (
@@ -195,15 +195,21 @@ def take_out_kept(session: Session) -> None:
     tensors.clear()
     gc.collect()
     if left := [tensor for each in alive if (tensor := each()) is not None]:
-        if holders or overwritten(left, ()) is None:
+        if holders or not _kept_by_autograd(left, has_packed=session.run.watch.has_packed):
             raise _keeps_tensors(session.run.subject, names, holders)
-        return  # autograd keeps a view whose base is written later, in a circle that nobody finds
+        return
     warnings.warn(
         f"an object, a global or a cache kept tensors of the capture: {names}; they are removed. "
         "A captured program does not repeat that: return them; where they fill a cache, run the model "
         "before the capture",
         stacklevel=4,
     )
+
+
+def _kept_by_autograd(tensors: Sequence[Tensor], *, has_packed: bool) -> bool:
+    """Whether they are in a circle that nobody finds: of a view whose base is written later, or of a result
+    that a hook on saved tensors gives back as it is (`save_on_cpu`, on a CPU)."""
+    return overwritten(tensors, ()) is not None or (has_packed and any(map(saves_its_result, tensors)))
 
 
 def _kept_outside(session: Session) -> dict[str, Tensor]:

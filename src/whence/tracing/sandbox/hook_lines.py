@@ -21,6 +21,7 @@ class Watch:
         self._finder = finder
         self._lines = lines
         self.packs: str | None = None
+        self.has_packed = False
         self.packers: dict[str, None] = {}
         self._hooked = sum(has_hooks(module) for _, module in subject.named_wrappers())
 
@@ -39,6 +40,7 @@ class Watch:
         """Autograd lets a hook pack a tensor that it saves."""
         self.packers |= {} if is_torchs else {f"the hook {name} on saved tensors": None}
         before, self.packs = self.packs, None if is_torchs else name
+        self.has_packed = True
         try:
             yield
         finally:

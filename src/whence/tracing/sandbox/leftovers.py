@@ -173,26 +173,33 @@ def take_out(tensors: Sequence[Tensor]) -> list[str]:
     ours = {id(tensors)}
     if not _holders(tensors, ours):  # one look at all that there is, in the place of one for each
         return []
-    lost = [kind for tensor in tensors for kind in _taken_out(tensor, ours, _DEEP)]
+    lost: list[str] = []
+    for tensor in tensors:
+        lost += _taken_out(tensor, ours, _DEEP)
     return list(dict.fromkeys(lost))
 
 
-def _taken_out(held: Any, ours: set[int], depth: int) -> Iterator[str]:
-    """From every holder of a thing; where that is a tuple, the tuple from its holders."""
+def _taken_out(held: Any, ours: set[int], depth: int) -> list[str]:
+    """From every holder of a thing; where that is a tuple, the tuple from its holders.
+
+    No generator: the collector would find that one among who holds the thing.
+    """
+    lost: list[str] = []
     holders = _holders([held], ours | {id(held)})
     ours = ours | {id(holders)}
     for holder in holders:
         if isinstance(holder, Read):  # what is noted of a run is needed after it
-            yield "note of what was read"
+            lost.append("note of what was read")
         elif isinstance(holder, _lru_cache_wrapper):
             holder.cache_clear()
         elif caches := list(_caches_with(holder, ours)):
             for cache in caches:
                 cache.cache_clear()
         elif isinstance(holder, tuple) and depth:
-            yield from _taken_out(holder, ours, depth - 1)
+            lost += _taken_out(holder, ours, depth - 1)
         elif not _removed(held, holder):
-            yield type(holder).__name__
+            lost.append(type(holder).__name__)
+    return lost
 
 
 def _caches_with(container: Any, ours: set[int], depth: int = 3) -> Iterator[Any]:

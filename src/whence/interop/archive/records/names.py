@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import attrgetter, itemgetter, methodcaller
-from types import CellType, FunctionType, MappingProxyType, ModuleType, SimpleNamespace
+from types import CellType, FunctionType, MappingProxyType, MemberDescriptorType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -46,7 +46,9 @@ Names = tuple[str, ...]
 
 
 def class_name(kind: type) -> str:
-    return f"{kind.__module__}:{kind.__qualname__}"
+    """Where a class is; one that C++ made under another name (`_SDPBackend`) is where its short one leads."""
+    name, short = f"{kind.__module__}:{kind.__qualname__}", f"{kind.__module__}:{kind.__name__}"
+    return short if looked_up(name) is NOTHING and looked_up(short) is kind else name
 
 
 def looked_up(name: str) -> Any:
@@ -72,9 +74,11 @@ def name_of(thing: Any) -> str | None:
     """The name under which a thing is found among what is loaded; None where it is not found by name."""
     named = function_in(thing) or thing
     module, path = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
+    if isinstance(thing, MemberDescriptorType):
+        module = thing.__objclass__.__module__  # a slot says its class alone
     is_dtype = isinstance(thing, torch.dtype)
     last = str(thing).removeprefix("torch.") if is_dtype else getattr(named, "__name__", None)
-    candidates = [(module, path), ("torch", last), ("torch.nn.functional", last), ("builtins", last)]
+    candidates = [(module, path), ("torch", last), ("torch.nn.functional", last), ("builtins", path)]
     for where, spelled in candidates:
         if not isinstance(where, str) or not isinstance(spelled, str):
             continue
@@ -171,10 +175,14 @@ class Described:
                 continue
             seen.add(id(function))
             waiting += [(each, (name,)) for name, each in _globals_of(function)]
+            if len(route) == 1 and _module_of(function) is None:
+                found.setdefault(id(function.__globals__), ["globals", *route])
             for name, cell in _cells_of(function):
                 found.setdefault(id(cell), ["closure", *route, name])
                 if isinstance(content := content_of_cell(cell), FunctionType):
                     waiting.append((content, (*route, name)))
+                elif isinstance(content, type):
+                    waiting += [(each, (name,)) for name, each in _functions_of(content)]
         functions = {id(each): each for each in (*held, *(function for function, _ in waiting))}
         objects = (row for function in functions.values() for row in _objects_of(function))
         named = {id(thing): ["module", *way] for way, thing in objects}
@@ -194,13 +202,20 @@ def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
 def _globals_of(function: FunctionType) -> Iterator[tuple[str, FunctionType]]:
     """The functions that a function's code names, and those of classes, each with a name that leads to it:
     globals, and what it takes out of modules that are globals."""
-    code, module = function.__code__, function.__globals__.get("__name__")
-    if isinstance(module, str) and _namespace(module) is function.__globals__:
+    code = function.__code__
+    if (module := _module_of(function)) is not None:
         found = globals_in(code)
         yield from _functions_in(module, found)
         for held in map(function.__globals__.get, found):
             if type(held) is type(sys):
                 yield from _functions_in(held.__name__, names_in(code))
+
+
+def _module_of(function: FunctionType) -> str | None:
+    """The name of the file whose variables it uses; generated code has a table of its own (attrs)."""
+    module = function.__globals__.get("__name__")
+    is_file = isinstance(module, str) and _namespace(module) is function.__globals__
+    return module if is_file else None
 
 
 def _functions_in(module: str, names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
@@ -215,8 +230,7 @@ def _functions_in(module: str, names: Iterable[str]) -> Iterator[tuple[str, Func
 
 def _objects_of(function: FunctionType) -> Iterator[tuple[Names, Any]]:
     """The objects that a function's code names, and what they hold, each with the way there."""
-    module = function.__globals__.get("__name__")
-    if isinstance(module, str) and _namespace(module) is function.__globals__:
+    if (module := _module_of(function)) is not None:
         for key in globals_in(function.__code__):
             held = function.__globals__.get(key)
             if not issubclass(type(held), _NO_OBJECTS):
@@ -236,8 +250,8 @@ def _namespace(module: str) -> dict[str, Any] | None:
 
 
 def _step_record(step: Any) -> list[str] | None:
-    if step in (tuple, len):
-        return ["keys" if step is tuple else "length", ""]
+    if step in _FUNCTIONS:
+        return [_FUNCTIONS[step], ""]
     match step:
         case itemgetter() if type(index := step.__reduce__()[1][0]) is int:
             return ["index", str(index)]
@@ -254,6 +268,10 @@ def _step_record(step: Any) -> list[str] | None:
         case partial(func=function, keywords=given) if function is _unreachable:
             return ["named", given["name"]]
     return None
+
+
+def _alone(step: Callable[[Any], Any], _word: str) -> Callable[[Any], Any]:
+    return step
 
 
 def _is_told_by_identity(key: Any) -> bool:
@@ -370,6 +388,9 @@ class LoadedNames:
                 return looked_up(names[0])
             case "function":
                 return function_in(looked_up(names[0])) or NOTHING
+            case "globals":
+                function = function_in(looked_up(names[0]))
+                return NOTHING if function is None else function.__globals__
             case "model":
                 return at_the_end(self.model, tuple(names))
         return _cell_at(*names)
@@ -389,6 +410,8 @@ def _cell_at(name: str, *variables: str) -> Any:
     return dict(_cells_of(found)).get(variables[-1], NOTHING)
 
 
+_FUNCTIONS: Mapping[Any, str] = MappingProxyType({tuple: "keys", len: "length", type: "class"})
+"""Steps that are a function alone, and what they are called in a file."""
 _BY_ONE_WORD = MappingProxyType(
     {static_attribute: "held", part_behind: "behind", default_of: "default", value_at: "value"}
 )
@@ -402,8 +425,7 @@ _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
         "methodcaller": lambda name: methodcaller("get", name),
         "context": lambda _: methodcaller("get"),
         "behind": lambda position: partial(part_behind, position=int(position)),
-        "keys": lambda _: tuple,
-        "length": lambda _: len,
+        **{word: partial(_alone, function) for function, word in _FUNCTIONS.items()},
         "default": lambda position: partial(default_of, default=int(position)),
         "value": lambda position: partial(value_at, position=int(position)),
         "held": lambda name: partial(static_attribute, name=name),
