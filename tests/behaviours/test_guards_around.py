@@ -807,6 +807,7 @@ CAUGHT: dict[str, Callable[[World], Any]] = {
     each.__name__.strip("_"): each
     for each in (
         *(_by_context, _by_held_context, _by_empty_context, _by_object, _by_class, _by_nested, _by_default),
+        _by_added_attribute,
         *(
             _by_static_method,
             _by_held_method,
@@ -839,7 +840,6 @@ def _by_frame(_: World) -> Any:
 
 
 NAMED = {
-    "an attribute that a tensor gets later": _by_added_attribute,
     "by evaluating, or in namespaces of other code (eval)": _by_text,
     "by evaluating, or in namespaces of other code (f_globals)": _by_frame,
 }

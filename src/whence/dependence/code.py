@@ -21,6 +21,7 @@ from whence._torch.plain_values import PLAIN_IN_WHOLE
 
 _NETWORKS = f"{Path(torch.nn.__file__).parent}{os.sep}"
 _IMPORT, _LOAD_GLOBAL, _EXTENDED = opmap["IMPORT_NAME"], opmap["LOAD_GLOBAL"], opmap["EXTENDED_ARG"]
+_FIXED = ("LOAD_CONST", "LOAD_GLOBAL")
 _LOCAL = ("LOAD_FAST", "LOAD_DEREF")
 _VARIABLES = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _ATTRIBUTE_LOADED, _NOTHING_DONE = ("LOAD_ATTR", "LOAD_METHOD"), ("CACHE", "NOP", "PUSH_NULL")
@@ -28,6 +29,16 @@ _IDENTIFIES = frozenset(("id", "hash"))
 _NUMBERS = ("int", "float", "bool")
 IDENTITY = "is"
 """Stands among the names of code that compares identities."""
+APART = "tells apart"
+"""Stands among the names of code to which two things that hold the same are not one."""
+_WRITING = frozenset(
+    (
+        *("append", "extend", "insert", "pop", "remove", "clear", "update", "setdefault", "popitem", "add"),
+        *("discard", "sort", "reverse", "appendleft", "popleft", "extendleft", "rotate", "__setitem__"),
+    )
+)
+"""Methods that write into containers."""
+_ENTRIES_WRITTEN = frozenset({opmap["STORE_SUBSCR"], opmap["DELETE_SUBSCR"]})
 _BY_NAME = frozenset({opmap["LOAD_NAME"], opmap["STORE_GLOBAL"], opmap["DELETE_GLOBAL"]})
 BY_TEXT = frozenset(
     (
@@ -140,6 +151,13 @@ def compares_identity(code: CodeType) -> bool:
     return not _IDENTIFIES.isdisjoint(code.co_names) or any(
         given.opname.startswith(_LOCAL) for given in _compared(code)
     )
+
+
+def tells_apart(code: CodeType) -> bool:
+    """Whether code writes into containers, or asks whether two things are one that are no constants."""
+    if not _WRITING.isdisjoint(code.co_names) or not _ENTRIES_WRITTEN.isdisjoint(code.co_code[::2]):
+        return True
+    return any(not given.opname.startswith(_FIXED) for given in _compared(code))
 
 
 def globals_compared(code: CodeType) -> Iterator[tuple[str, int]]:

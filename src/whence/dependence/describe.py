@@ -26,6 +26,8 @@ from whence.program.guards.expectations import (
     ExpectedFunction,
     ExpectedHolder,
     ExpectedTensor,
+    ExpectedThing,
+    ExpectedWords,
     Hooks,
     Items,
     Reference,
@@ -47,7 +49,7 @@ class Describer:
     `lasting` gives, by identity, what is described in the place of a tensor that FSDP manages: the shard.
     `registered` are the tensors that a model is asked for by name: another one of the kind will do in their
     place. Of any other tensor the program has the very object. `named` are attributes that the code spells.
-    Strides are exact `with_strides`; otherwise those of a copy will do.
+    Strides are exact `with_strides`; otherwise those of a copy will do. At `places` a step puts something.
     """
 
     def __init__(
@@ -57,15 +59,18 @@ class Describer:
         registered: Container[int] = (),
         named: frozenset[str] = frozenset(),
         with_strides: Container[int] = (),
+        places: Container[tuple[int, Any]] = (),
     ) -> None:
         self._holders = holders
         self._lasting = lasting or {}
         self._registered = registered
         self._named = named
         self._with_strides = with_strides
+        self._places = places
         self._tensors: dict[int, int] = {}
         self._kept: list[object] = []
         self._known: dict[int, Expectation] = {}
+        self._things: dict[int, int] = {}
 
     def describe(self, value: Any) -> Expectation:
         """What a guard expects in the place of `value`."""
@@ -82,6 +87,16 @@ class Describer:
             self._known[id(value)] = self._inside(value)
         return self._known[id(value)]
 
+    def thing(self, value: object) -> ExpectedThing | ExpectedHolder:
+        """What a guard expects in the place of an object that others look into."""
+        kind = class_as_written(type(value))
+        number = self._holders.get(id(value))
+        return ExpectedThing(self._number_of(value), kind) if number is None else ExpectedHolder(number, kind)
+
+    def _number_of(self, value: object) -> int:
+        self._kept.append(value)
+        return self._things.setdefault(id(value), len(self._things))
+
     def tensor(self, tensor: Tensor) -> ExpectedTensor:
         """The facts about a tensor, with its number."""
         is_registered, is_managed = id(tensor) in self._registered, id(tensor) in self._lasting
@@ -93,26 +108,39 @@ class Describer:
         exact = id(tensor) in self._with_strides
         if not exact and (copied := _strides_of_copy(tensor)) is not None:
             found = replace(found, copied=copied)
-        if own := self._named.intersection(vars(tensor)):
-            rows = ((name, self.describe(vars(tensor)[name])) for name in sorted(own))
-            found = replace(found, attributes=tuple(rows))
+        if own := self._attributes(tensor):
+            found = replace(found, attributes=own)
         return found.as_one() if is_managed else found
 
+    def _attributes(self, thing: Tensor | types.FunctionType) -> tuple[tuple[str, Expectation], ...]:
+        """What somebody has put on a tensor or a function, of what code spells."""
+        held = vars(thing)
+        own = self._named.intersection(held) if held else ()
+        return tuple((name, self._attribute(held, name)) for name in sorted(own))
+
+    def _attribute(self, held: dict[str, Any], name: str) -> Expectation:
+        is_put = (id(held), name) in self._places or (id(held[name]), None) in self._places
+        return ExpectedWords("what a step puts there") if is_put else self.describe(held[name])
+
     def _inside(self, value: Any) -> Expectation:
-        if isinstance(value, dict):
-            return Entries(type(value), tuple(value), tuple(map(self.describe, value.values())))
+        if isinstance(value, dict | types.SimpleNamespace):
+            held, number = value if isinstance(value, dict) else vars(value), self._number_of(value)
+            return Entries(type(value), tuple(held), tuple(map(self.describe, held.values())), number)
         if isinstance(value, list | tuple | deque):
-            return Items(type(value), tuple(map(self.describe, value)))
-        if isinstance(value, types.SimpleNamespace):
-            return Entries(type(value), tuple(vars(value)), tuple(map(self.describe, vars(value).values())))
+            number = -1 if isinstance(value, tuple) else self._number_of(value)
+            return Items(type(value), tuple(map(self.describe, value)), number)
         if isinstance(value, HELD_BY_CLASSES):
             return Items(type(value), (self.describe(inside_of_class(value)),))
         if isinstance(value, weakref.ref):
             return Items(weakref.ref, ())  # what it leads to is somebody else's, and looked at there
         if isinstance(value, set | frozenset) and all(map(is_solid, value)):
-            return ExpectedConstant(frozenset(value) if isinstance(value, frozenset) else set(value))
+            if isinstance(value, frozenset):
+                return ExpectedConstant(frozenset(value))
+            return ExpectedConstant(set(value), self._number_of(value))
         content = content_of(value)
-        return self._function(value) if content is None else Snapshot(type(value), content)
+        if content is None:
+            return self._function(value)
+        return Snapshot(type(value), content, self._number_of(value))
 
     def _function(self, value: Any) -> Expectation:
         function = function_of(value)
@@ -125,6 +153,7 @@ class Describer:
             bound=self._holders.get(id(owner)) if owner is not None else None,
             closure=tuple(map(self.describe, closure_of(target))),
             code=code_of(target),
+            attributes=self._attributes(target) if isinstance(target, types.FunctionType) else (),
         )
         if fixed is None:
             return described

@@ -14,7 +14,7 @@ from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.subclasses.fully_sharded import is_distributed_class
 from whence._torch.tensors import same_bits
 from whence._torch.versions.release import release
-from whence.dependence.code import CodePrint
+from whence.dependence.code import APART, CodePrint
 from whence.dependence.describe import (
     HELD_BY_CLASSES,
     closure_of,
@@ -35,6 +35,7 @@ from whence.program.guards.expectations import (
     ExpectedHolder,
     ExpectedNames,
     ExpectedTensor,
+    ExpectedThing,
     ExpectedWords,
     Hooks,
     Items,
@@ -49,41 +50,76 @@ class Walk:
     """What one check has met so far: which live thing stands for each number of the capture.
 
     `same_model` says that the captured model itself is checked: only there can objects be the same ones.
-    `wrappers` are what was seen through, by the identity of the module inside. `waiting` are objects whose
+    `wrappers` are what was seen through, by the identity of the module inside. `spelled` are names of
+    attributes that code may find on tensors and functions, whoever put them there. `things` are containers
+    and objects by identity, each with its number, `written` such containers by number: where code writes into
+    containers, or compares who they are, it `tells_apart` what holds the same. `waiting` are objects whose
     own attributes are to be checked, and where they were met: `at` is what is being looked at.
     """
 
     same_model: bool
     at: str = ""
+    spelled: frozenset[str] = frozenset()
     holders: dict[int, Any] = field(default_factory=dict)
     tensors: dict[int, Tensor] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
     wrappers: dict[int, tuple[nn.Module, ...]] = field(default_factory=dict)
+    things: dict[int, tuple[int, object]] = field(default_factory=dict)
+    written: dict[int, object] = field(default_factory=dict)
     compared: set[tuple[object, object]] = field(default_factory=set)
     waiting: list[tuple[int, Any, str]] = field(default_factory=list)
+
+    @property
+    def tells_apart(self) -> bool:
+        """Whether it matters that one thing under two names is one still."""
+        return self.same_model and APART in self.spelled
 
 
 def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
     """What `value` is, in words, when it is not what was expected."""
     match expected:
-        case ExpectedConstant(wanted):
-            return None if same_constant(wanted, value) else _found_in_words(value)
+        case ExpectedConstant(wanted, number):
+            is_same = same_constant(wanted, value)
+            return one_with_another(number, value, walk) if is_same else _found_in_words(value)
         case ExpectedTensor():
             return tensor_difference(expected, value, walk)
         case ExpectedHolder(number, kind):
             return _holder_difference(number, kind, value, walk)
-        case Items(kind, items):
-            return _items_difference(kind, items, value, walk)
-        case Entries(kind, keys, items):
-            return _entries_difference(kind, keys, items, value, walk)
-        case Snapshot(kind, content):
-            return None if type(value) is kind and content_of(value) == content else _found_in_words(value)
+        case ExpectedThing(number, kind):
+            is_like = same_class(kind, type(value))
+            return _one_object(number, value, walk) if is_like else _other_in_words(kind, value)
+        case Items(kind, items, number):
+            found = _items_difference(kind, items, value, walk)
+            return one_with_another(number, value, walk) if found is None else found
+        case Entries(kind, keys, items, number):
+            found = _entries_difference(kind, keys, items, value, walk)
+            return one_with_another(number, value, walk) if found is None else found
+        case Snapshot(kind, content, number):
+            is_same = type(value) is kind and content_of(value) == content
+            return one_with_another(number, value, walk) if is_same else _found_in_words(value)
         case ExpectedFunction():
-            return None if _is_function(expected, value, walk) else _other_function(expected, value)
+            return None if _is_function(expected, value, walk) else _other_function(expected, value, walk)
         case Reference(target, kind):
             return None if _is_same_object(target(), kind, value, walk) else _other_in_words(kind, value)
         case Hooks() | ExpectedNames() | ExpectedWords() | Missing() | SizeRule():
             return _found_in_words(value)
+
+
+def one_with_another(number: int, value: object, walk: Walk) -> str | None:
+    """Whether a thing stands for another of the capture, too, so that what is written there is read here."""
+    if number < 0:
+        return None
+    known, _ = walk.things.setdefault(id(value), (number, value))
+    if known != number:
+        return "one thing with another"
+    is_alone = walk.tells_apart and walk.written.setdefault(number, value) is not value
+    return f"a {type(value).__name__} of its own" if is_alone else None
+
+
+def _one_object(number: int, value: object, walk: Walk) -> str | None:
+    """The same of an object, of which each place may have its own: what is written there is seen."""
+    known, _ = walk.things.setdefault(id(value), (number, value))
+    return None if known == number else "one thing with another"
 
 
 def tensor_difference(expected: ExpectedTensor, value: Any, walk: Walk) -> str | None:
@@ -99,10 +135,23 @@ def tensor_difference(expected: ExpectedTensor, value: Any, walk: Walk) -> str |
         return str(expected_tensor(value))
     if expected.target is not None and not _is_that_constant(expected.target(), value, walk):
         return f"another {expected_tensor(value)}"
-    for name, held in expected.attributes:
-        if (other := found_in_place(held, vars(value).get(name, NOTHING), walk)) is not None:
-            return f"one whose {name} is {other}"
+    if (other := _other_attribute(expected.attributes, vars(value), walk)) is not None:
+        return f"one {other}"
     return _tie_difference(expected.number, value, walk)
+
+
+def _other_attribute(
+    expected: Sequence[tuple[str, Expectation]], held: dict[str, Any], walk: Walk
+) -> str | None:
+    """What somebody has put on a tensor or a function since, or taken from it."""
+    for name, wanted in expected:
+        if isinstance(wanted, ExpectedWords):  # which a step looks at itself
+            continue
+        if (other := found_in_place(wanted, held.get(name, NOTHING), walk)) is not None:
+            return f"whose {name} is {other}"
+    more = walk.spelled.intersection(held) if held else frozenset()
+    new = min(more.difference(name for name, _ in expected), default=None)
+    return None if new is None else f"whose {new} is {_found_in_words(held[new])}"
 
 
 def found_in_place(expected: Expectation, value: Any, walk: Walk) -> str | None:
@@ -161,8 +210,11 @@ def _holder_difference(number: int, kind: type, value: Any, walk: Walk) -> str |
     if not same_class(kind, type(value)):
         return _other_in_words(kind, value)
     known = walk.holders.setdefault(number, value)
-    if known is not value and isinstance(value, nn.Module):
-        return f"a {type(value).__name__} of its own"
+    if isinstance(value, nn.Module):
+        if known is not value:
+            return f"a {type(value).__name__} of its own"
+    elif (found := _one_object(number, value, walk)) is not None:
+        return found
     walk.waiting.append((number, value, walk.at))
     return None
 
@@ -216,8 +268,20 @@ def _is_function(expected: ExpectedFunction, value: Any, walk: Walk) -> bool:
     function = function_of(value)
     if function is None or not _is_same_function(expected, function[0], walk):
         return False
+    if is_marked(expected, function[0]) and _other_mark(expected, function[0], walk) is not None:
+        return False
     _, owner, fixed = function
     return _is_bound_alike(expected, owner, walk) and _fixes_the_same(expected, fixed, walk)
+
+
+def is_marked(expected: ExpectedFunction, function: Any) -> bool:
+    """Whether somebody has put attributes on a function, then or since."""
+    return bool(expected.attributes or (isinstance(function, types.FunctionType) and function.__dict__))
+
+
+def _other_mark(expected: ExpectedFunction, function: Any, walk: Walk) -> str | None:
+    held = vars(function) if isinstance(function, types.FunctionType) else {}
+    return _other_attribute(expected.attributes, held, walk)
 
 
 def _is_bound_alike(expected: ExpectedFunction, owner: object, walk: Walk) -> bool:
@@ -266,14 +330,15 @@ def _other_in_words(kind: type, value: Any) -> str:
     return f"another {name}" if same_class(kind, type(value)) or name == kind.__name__ else name
 
 
-def _other_function(expected: ExpectedFunction, value: Any) -> str:
+def _other_function(expected: ExpectedFunction, value: Any, walk: Walk) -> str:
     """A function in words; where they are those of the one expected, what else it is."""
     found, code = _found_in_words(value), expected.code
     function = function_of(value)
     if found != str(expected) or function is None:
         return found
     if code is None or code == code_of(function[0]):
-        return f"another {found}"
+        other = _other_mark(expected, function[0], walk)
+        return f"another {found}" if other is None else f"one {other}"
     then = code.release if isinstance(code, CodePrint) else release()
     releases = f" (captured with PyTorch {then}, this is {release()})" if then != release() else ""
     return f"{found} with other code{releases}"

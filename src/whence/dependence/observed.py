@@ -93,7 +93,8 @@ class Observed:
     `objects` are the other things that attributes led to, in the order they were met. `left` is what the next
     run would find otherwise. `variables` are globals, closures and the environment, as code near the model
     found them, with the beginning of that code. `named` are the names in code of the user that ran or may
-    run.
+    run, `spelled` these and those of a step's own code. At the `places` of a step every run finds something
+    else: a container by identity, and a key, or None for what is in it.
     """
 
     call: Callable[..., Any]
@@ -104,3 +105,5 @@ class Observed:
     left: Left = field(default_factory=Left)
     variables: tuple[tuple[Outside, Source | None], ...] = ()
     named: frozenset[str] = frozenset()
+    spelled: frozenset[str] = frozenset()
+    places: frozenset[tuple[int, Any]] = frozenset()

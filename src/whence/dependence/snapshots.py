@@ -324,7 +324,7 @@ def _refill_container(held: Any, kept: Any) -> None:
 def _copy_of_container(held: Any) -> Any:
     """A copy of a container, made by no code of its class."""
     if isinstance(held, dict):
-        return dict.copy(held)
+        return dict(OrderedDict.items(held) if isinstance(held, OrderedDict) else dict.items(held))
     if isinstance(held, deque):
         return deque(held, held.maxlen)
     return set(held) if isinstance(held, set) else list(held) if isinstance(held, list) else held[:]

@@ -64,7 +64,7 @@ class Live:
 
     def lost(self) -> list[Fault]:
         """What the step keeps around itself and is gone: it begins anew, or goes another way."""
-        places = self.step.places if self.is_lost else ()
+        places = self.step.lost if self.is_lost else ()
         return [
             Fault(
                 f"what held `{place.path}` at capture is not there, or holds something else",
@@ -72,7 +72,6 @@ class Live:
                 remedy=AGAIN,
             )
             for place in places
-            if place.found() is None
         ]
 
     def moved(self, advanced: Set[tuple[int, str]]) -> list[Fault]:

@@ -23,7 +23,9 @@ from whence.program.arguments.convention import whole_paths_of
 from whence.program.state import state_of_loss
 from whence.provenance import ModulePath
 from whence.schema import InputKind, OutputKind
+from whence.tracing.reads.attribute_reads import tensor_attributes
 from whence.tracing.sandbox.module_snapshot import modules_restored
+from whence.tracing.steps.enclosed_state import around_modules
 from whence.tracing.target.subject import Subject, plain_tensors, state_tensors
 
 SEED = 20
@@ -61,6 +63,8 @@ def same_start(
     before = [(tensor, tensor.grad, tensor.requires_grad) for tensor in tensors]
     numbers = numbers_kept(plain)
     generators = states()
+    around = around_modules(modules)
+    around.look_at(tensor_attributes(rows))
     with untouched({id(tensor): tensor for tensor in (*tensors, *plain)}.values()):
         try:
             with modules_restored(modules), sharding_kept(module for _, module in modules):
@@ -69,6 +73,7 @@ def same_start(
                 seed_all(seed)
                 yield copied(inputs)
         finally:
+            around.restore()
             set_states(generators)
             for tensor, gradient, required in before:
                 if tensor.requires_grad != required:

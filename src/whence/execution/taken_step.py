@@ -4,9 +4,8 @@ Some steps begin with another program than they go on with: momentum that is the
 the first batch makes. Whoever wants the program of all others takes one before, and gives everything back.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -14,12 +13,9 @@ from torch import Tensor, nn
 from whence._torch.observe.training_steps import as_one_optimizer
 from whence.execution.running import same_start, take
 from whence.execution.verify_step import optimizer_kept
-from whence.tracing.steps.enclosed_state import Enclosed, enclosed_by, has_state, is_looked_at_whole
+from whence.tracing.steps.enclosed_state import Enclosed, enclosed_by, without_tuples
 from whence.tracing.steps.optimizer import optimizing
 from whence.tracing.target.subject import step_subject
-
-_MOST = 10_000
-"""Things that are looked at."""
 
 
 @contextmanager
@@ -45,8 +41,8 @@ def step_taken(
 
 def _reachable_tensors(enclosed: Enclosed) -> dict[int, Tensor]:
     """The tensors that a step leads to, by identity; all of what leads there is looked at from now on."""
-    _look_everywhere(enclosed)
-    values = (value for row in (*enclosed.rows, *enclosed.theirs) for value in _without_tuples(row.held()))
+    enclosed.look_everywhere()
+    values = (value for row in (*enclosed.rows, *enclosed.theirs) for value in without_tuples(row.held()))
     return {id(held): held for value in values for held in _tensors_of(value)}
 
 
@@ -56,28 +52,3 @@ def _tensors_of(value: Any) -> Iterator[Tensor]:
         yield value
     elif isinstance(value, nn.Module):
         yield from (*value.parameters(), *value.buffers())
-
-
-def _look_everywhere(enclosed: Enclosed) -> None:
-    """Nobody watches the step when it runs for real: what it may change is all that it leads to."""
-    seen = 0
-    while seen < min(len(enclosed.rows), _MOST):
-        row = enclosed.rows[seen]
-        seen += 1
-        for value in _without_tuples(row.held()):
-            held = getattr(value, "__self__", None) if isinstance(value, MethodType) else value
-            if has_state(held) or is_looked_at_whole(held) or _is_theirs(held):
-                enclosed.reach(row.path, held)
-
-
-def _without_tuples(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        yield from _without_tuples(value) if isinstance(value, tuple) else (value,)
-
-
-def _is_theirs(value: object) -> bool:
-    """A function of the user's, which has variables of its own."""
-    return isinstance(value, FunctionType) and str(value.__module__).partition(".")[0] not in (
-        "torch",
-        "whence",
-    )

@@ -169,7 +169,8 @@ def guards_of(program: FlatProgram, observed: Observed, made: Sequence[Tensor] =
     numbers = {id(row.thing): row.holder.number for row in things}
     lasting = managed_parameters(module for _, module in observed.modules)
     registered = _registered_tensors(observed) | set(map(id, made))
-    describer = Describer(numbers, lasting, registered, observed.named, _tensors_laid_out(program))
+    laid_out = _tensors_laid_out(program)
+    describer = Describer(numbers, lasting, registered, observed.spelled, laid_out, observed.places)
     builder = _Builder(describer, frozenset(map(id, observed.objects)))
     reads: dict[int, list[Read]] = {}
     for read in observed.reads:
@@ -190,11 +191,13 @@ def guards_of(program: FlatProgram, observed: Observed, made: Sequence[Tensor] =
         of=reference(observed.roots[0][1] if observed.roots else observed.call),
         changes=_names_changed(things, observed),
         variables=tuple(found for found, _ in observed.variables),
+        spelled=observed.spelled,
     )
 
 
 def _variable(describer: Describer, found: Outside, source: Source | None) -> Guard:
-    expected = Missing() if found.value is NOTHING else describer.describe(found.value)
+    describe = describer.thing if found.is_thing else describer.describe
+    expected = Missing() if found.value is NOTHING else describe(found.value)
     return Guard(GuardKind.VARIABLE, found.path, expected, _DECIDED, found.path, source=source)
 
 

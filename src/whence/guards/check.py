@@ -16,10 +16,17 @@ from whence._torch.observe.wrappers import seen_through, wrapper_chain
 from whence.dependence.asking import Failed, ask
 from whence.dependence.describe import code_of, function_of, shown
 from whence.dependence.lookup import class_attribute, same_class
-from whence.dependence.matching import Walk, difference, found_in_place
+from whence.dependence.matching import Walk, difference, found_in_place, is_marked
 from whence.guards.memory import Remembered, found_in_module
 from whence.guards.switches import mode_violations
-from whence.program.guards.expectations import Expectation, ExpectedFunction, ExpectedTensor, Hooks, Snapshot
+from whence.program.guards.expectations import (
+    Expectation,
+    ExpectedFunction,
+    ExpectedTensor,
+    ExpectedThing,
+    Hooks,
+    Snapshot,
+)
 from whence.program.guards.guards import GuardPlan, HolderPlan
 from whence.program.guards.rows import Guard, Violation
 from whence.program.names import Unfound
@@ -58,7 +65,8 @@ def _checked_plan(
 ) -> Checked:
     roots = roots if plan.callables else (call,)
     captured = None if plan.guards.of is None else plan.guards.of.target()
-    walk = Walk(same_model=bool(roots) and _module_inside(roots[0], Walk(same_model=False)) is captured)
+    is_captured = bool(roots) and _module_inside(roots[0], Walk(same_model=False)) is captured
+    walk = Walk(same_model=is_captured, spelled=plan.guards.spelled)
     violations: list[Violation] = []
     known = None if memory is None or memory.last is None else memory.last.again(plan, roots, walk)
     if known is not None:
@@ -211,7 +219,9 @@ def _class_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
     for kind, guards in plan.classes.items():
         for guard in guards:
             value = class_attribute(kind, guard.name)
-            if isinstance(guard.expected, ExpectedFunction) and guard.expected.target is value:
+            wanted = guard.expected
+            is_it = isinstance(wanted, ExpectedFunction) and wanted.target is value
+            if is_it and not is_marked(wanted, value):  # type: ignore[arg-type]
                 continue
             found = difference(guard.expected, value, walk)
             if found is not None:
@@ -222,8 +232,8 @@ def _variable_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
     """Globals, closures and environment variables that hold something else now."""
     for guard, row in plan.variables:
         now = row.now()
-        is_mutable = isinstance(now, list | dict | set | deque) or isinstance(guard.expected, Snapshot)
-        is_same = now is row.value and not is_mutable and _runs_the_same(guard.expected, now)
+        is_same = now is row.value and not _may_be_written(guard.expected, now)
+        is_same = is_same and _looks_the_same(guard.expected, now)
         found = None if is_same else found_in_place(guard.expected, now, walk)
         if found is not None:
             yield Violation(guard, _LOST if isinstance(row.root, Unfound) else found)
@@ -232,10 +242,23 @@ def _variable_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
 _LOST = "where the file cannot say"
 
 
-def _runs_the_same(expected: Expectation, now: object) -> bool:
-    """Whether a function has the code and the defaults that it had; of anything else nothing is asked."""
+def _may_be_written(expected: Expectation, now: object) -> bool:
+    """Whether something may hold something else now, or be met under another name, too."""
+    return isinstance(now, list | dict | set | deque) or isinstance(expected, Snapshot | ExpectedThing)
+
+
+def _looks_the_same(expected: Expectation, now: Any) -> bool:
+    """Whether a function has the code and the defaults that it had, and a tensor its shape, and neither has
+    attributes of somebody's; of anything else nothing is asked."""
+    if isinstance(expected, ExpectedTensor):
+        facts = expected.facts
+        is_alike = now.shape == facts.shape and now.dtype is facts.dtype and now.device == facts.device
+        return is_alike and not expected.attributes and not now.__dict__
     function = function_of(now) if isinstance(expected, ExpectedFunction) else None
-    return function is None or expected.code == code_of(function[0])  # type: ignore[union-attr]
+    if function is None:
+        return True
+    is_same = expected.code == code_of(function[0])  # type: ignore[union-attr]
+    return is_same and not is_marked(expected, function[0])  # type: ignore[arg-type]
 
 
 def _gradient_hook_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:

@@ -43,8 +43,8 @@ Place = tuple[dict[str, Any], str, Any]
 
 Met = tuple[int, Any, str]
 """The number of an object, the object, and where it was met."""
-Seen = tuple[tuple[Any, ...], tuple[int, ...]]
-"""What may change in a tensor, and its strides."""
+Seen = tuple[tuple[Any, ...], tuple[int, ...], tuple[str, ...]]
+"""What may change in a tensor, its strides, and the attributes that somebody put on it."""
 
 
 class SeenModule(NamedTuple):
@@ -106,10 +106,12 @@ class LastCheck:
 def _copy_of_walk(walk: Walk, waiting: Sequence[Met]) -> Walk:
     return Walk(
         same_model=walk.same_model,
+        spelled=walk.spelled,
         holders=dict(walk.holders),
         tensors=dict(walk.tensors),
         numbers=dict(walk.numbers),
         wrappers=walk.wrappers,
+        things={id(thing): (number, thing) for number, thing, _ in waiting},
         waiting=list(waiting),
     )
 
@@ -125,7 +127,9 @@ def _is_cached_state(row: SeenModule) -> bool:
     for (table, name, tensor), seen in tensors:
         if table[name] is not tensor:
             return False
-        if seen is not None and (_seen_of(tensor) != seen[0] or tensor.stride() != seen[1]):
+        if seen is None:
+            continue
+        if _seen_of(tensor) != seen[0] or tensor.stride() != seen[1] or (*tensor.__dict__,) != seen[2]:
             return False
     return True
 
@@ -193,7 +197,7 @@ def _sorted(row: HolderPlan, module: nn.Module, walk: Walk) -> tuple[SeenModule,
             names.append(guard.name)
         elif guard.expected == ExpectedConstant(None) or _is_tensor(guard.expected, walk):
             found = table[guard.name]
-            seen = None if found is None else (_seen_of(found), found.stride())
+            seen = None if found is None else (_seen_of(found), found.stride(), (*vars(found),))
             tensors.append(((table, guard.name, found), seen))
         else:
             others.append(guard)

@@ -44,7 +44,7 @@ _CODE_CALLED = Unguarded(
     "that forward itself and the methods it looks up are the same is guarded, and so are numbers, texts, "
     "flags, tensors and functions that they name, or that functions name which they call, in variables and "
     "on objects, classes and tensors around; what else such an object leads to is not, nor what is called "
-    "further on, or closed over by functions of libraries; nor an attribute that a tensor gets later",
+    "further on, or closed over by functions of libraries",
 )
 
 

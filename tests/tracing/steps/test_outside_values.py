@@ -147,7 +147,8 @@ CHANGES = {
     "function": "`Trainer.function` was as_it_is at capture, is negated now",
     "kind": "`Trainer.dtype` was torch.float32 at capture, is torch.float64 now",
     "absent": "`Trainer.extra` was absent at capture, is 2.0 now",
-    "gone": "`Trainer.options.scale` was 1.0 at capture, is absent now",
+    "gone": "`Trainer.options` was a Options at capture, is absent now\n"
+    "`Trainer.options.scale` was 1.0 at capture, is absent now",
 }
 
 

@@ -54,6 +54,9 @@ _LOOKUPS = frozenset({"__getattr__", "__setattr__", "__delattr__", "_call_impl",
 
 _NOT_THE_USERS = frozenset({"torch", "whence", "builtins", "_thread"})
 
+_WITH_SETTINGS = ("torch.optim", "torch.amp", "torch.utils.data", "torch.utils.weak")
+"""Packages of torch's in whose objects people keep settings and data, as they do in their own."""
+
 
 class ReadListener(Protocol):
     """What is told about attributes that were read."""
@@ -74,6 +77,7 @@ class ReadObserver:
         self._seen: set[tuple[int, str]] = set()
         self._classes: set[type] = set()
         self._patches = ExitStack()
+        self.is_torch_reading = False
 
     @contextmanager
     def active(self, modules: Iterable[nn.Module]) -> Iterator[None]:
@@ -103,7 +107,7 @@ class ReadObserver:
         kind = type(value)
         if kind in self._classes:
             return True
-        if not is_observable(kind):
+        if not (is_observable(kind) or holds_settings(kind)):
             return False
         self._observe(kind)
         return True
@@ -170,6 +174,7 @@ class ReadObserver:
                 return
         elif name in _PLUMBING and (name != "__dict__" or _is_on_its_way(reader)):
             return
+        self.is_torch_reading = reader.co_filename.startswith(TORCH)
         self._tell(self._listener.read, holder, name, value)
 
     def _tell(self, told: Callable[..., bool], holder: object, name: str, *value: object) -> None:
@@ -210,8 +215,17 @@ def class_attribute(kind: type, name: str) -> Any:
 
 def is_observable(kind: type) -> bool:
     """Whether a class is Python's own work of a user: not built in, and not one of torch's or ours."""
-    mutable = kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE
-    return bool(mutable) and kind.__module__.partition(".")[0] not in _NOT_THE_USERS
+    return is_mutable(kind) and kind.__module__.partition(".")[0] not in _NOT_THE_USERS
+
+
+def holds_settings(kind: type) -> bool:
+    """Whether objects of a class of torch's are looked at as those of a user's are: optimizers, data sets."""
+    return kind.__module__.startswith(_WITH_SETTINGS) and is_mutable(kind)
+
+
+def is_mutable(kind: type) -> bool:
+    """Whether a class is written in Python, and attributes can be put on it."""
+    return bool(kind.__flags__ & _HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE
 
 
 def _is_on_its_way(code: CodeType) -> bool:

@@ -340,8 +340,13 @@ def own_values(optimizer: Optimizer | Optimizers) -> dict[str, Any]:
         ".".join((*way, name)): value
         for way, member in with_inner(optimizer)
         for name, value in vars(member).items()
-        if name not in _OF_EVERY_OPTIMIZER and not name.startswith("_optimizer_")
+        if is_own_value(name)
     }
+
+
+def is_own_value(name: str) -> bool:
+    """Whether an attribute of an optimizer is not one that PyTorch keeps in all of them."""
+    return name not in _OF_EVERY_OPTIMIZER and not name.startswith("_optimizer_")
 
 
 def with_inner(optimizer: Optimizer) -> list[tuple[tuple[str, ...], Optimizer]]:

@@ -43,7 +43,7 @@ def _is_known(value: Any) -> bool:
 def otherwise(mode: FakeTensorMode, nodes: Iterable[fx.Node]) -> Iterator[str]:
     """What is wrong with nodes of which PyTorch's own operators give something else, or nothing.
 
-    Open sizes are those of the example. Nobody can tell of those that data decide, of devices that need not be
+    Open sizes are those of the example. Nobody can tell of those that data decide, of devices that are not
     here, and of as many results as a value says.
     """
     for node in nodes:

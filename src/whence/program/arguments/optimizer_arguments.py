@@ -295,13 +295,15 @@ class Setting:
 class Outside:
     """A value that code reads outside of itself: a constant of the program.
 
-    `path` is how a person reads it. `way` leads from `root` to whatever is there by now.
+    `path` is how a person reads it. `way` leads from `root` to whatever is there by now. In the place of what
+    `is_thing` there may be another one of its class, whose attributes count by themselves.
     """
 
     path: str
     root: Any
     way: tuple[Callable[[Any], Any], ...]
     value: Any
+    is_thing: bool = False
 
     def __deepcopy__(self, _known: object) -> "Outside":
         """A copy of a program speaks of what the same step reads."""
@@ -373,6 +375,17 @@ class Step:
         """Where it puts numbers and other things around it."""
         return (*(row.place for row in self.counted), *(row.place for row in self.effects))
 
+    @property
+    def lost(self) -> list[HostPlace]:
+        """Those of these places that are nowhere now, or where another of them is, too."""
+        rows: dict[tuple[int, Any], tuple[int, Any]] = {}
+        missing = []
+        for place in self.places:
+            now = place.found()
+            if now is None or rows.setdefault(now.identity, place.identity) != place.identity:
+                missing.append(place)
+        return missing
+
     def as_kept_now(self) -> "Step | None":
         """The step with these places where they are now; None where one of them is nowhere."""
         found = {id(place): now for place in self.places if (now := place.found()) is not None}
@@ -380,6 +393,8 @@ class Step:
             return None
         if all(found[id(place)] is place for place in self.places):
             return self
+        if self.lost:
+            return None
         counted = tuple(replace(row, place=found[id(row.place)]) for row in self.counted)
         effects = tuple(replace(row, place=found[id(row.place)]) for row in self.effects)
         return replace(self, counted=counted, effects=effects)

@@ -25,9 +25,13 @@ _BRACKETS = {list: ("[", "]"), tuple: ("(", ")"), dict: ("{", "}"), weakref.ref:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedConstant:
-    """A value that equality decides, together with its type: numbers, text, flags, dtypes, devices."""
+    """A value that equality decides, together with its type: numbers, text, flags, dtypes, devices.
+
+    A set can be written, and has a `number` as containers have.
+    """
 
     value: Any
+    number: int = field(default=-1, compare=False)
 
     def __str__(self) -> str:
         return _constant_shown(self.value)
@@ -35,10 +39,11 @@ class ExpectedConstant:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """An array of Python's or NumPy's, or a mesh of processes, compared by what it holds."""
+    """An array of Python's or NumPy's, or a mesh of processes, compared by what it holds, with its number."""
 
     type: type
     content: object
+    number: int = field(default=-1, compare=False)
 
     def __str__(self) -> str:
         return f"{self.type.__name__} {str(self.content)[:_WIDTH]}"
@@ -63,7 +68,8 @@ class ExpectedFunction:
     `owner` is the class whose instance a bound method belongs to, and `bound` the number of that instance
     where it has one; `arguments` and `keywords` what a partial fixes; `code` what the function runs, which
     can be exchanged. `closure` is what a function that was made inside another one keeps of it: two functions
-    of one code with the same closure are the same.
+    of one code with the same closure are the same. `attributes` are those that somebody put on the function,
+    and code reads.
     """
 
     target: Any
@@ -73,6 +79,7 @@ class ExpectedFunction:
     closure: tuple["Expectation", ...] = ()
     bound: int | None = None
     code: object = None
+    attributes: tuple[tuple[str, "Expectation"], ...] = ()
 
     def __str__(self) -> str:
         name = _function_in_words(self.target)
@@ -82,10 +89,14 @@ class ExpectedFunction:
 
 @dataclass(frozen=True, slots=True)
 class Items:
-    """A list, tuple, deque, weak reference, property or method of a class, and what it holds."""
+    """A list, tuple, deque, weak reference, property or method of a class, and what it holds.
+
+    `number` tells those that can be written apart from others that hold the same.
+    """
 
     type: type
     items: tuple["Expectation", ...]
+    number: int = field(default=-1, compare=False)
 
     def __str__(self) -> str:
         return _listed(self.type, [_brief(item) for item in self.items])
@@ -93,11 +104,12 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A mapping: its keys in order and what it holds."""
+    """A mapping: its keys in order and what it holds, with its number."""
 
     type: type
     keys: tuple[Any, ...]
     items: tuple["Expectation", ...]
+    number: int = field(default=-1, compare=False)
 
     def __str__(self) -> str:
         rows = zip(self.keys, self.items, strict=True)
@@ -185,6 +197,17 @@ class ExpectedHolder:
 
 
 @dataclass(frozen=True, slots=True)
+class ExpectedThing:
+    """An object that other guards look into: any of its class, but none that has another `number`, too."""
+
+    number: int
+    type: type
+
+    def __str__(self) -> str:
+        return f"a {self.type.__name__}"
+
+
+@dataclass(frozen=True, slots=True)
 class Hooks:
     """The hooks of a module, or of the process: the kind of each and its function, in the order they run."""
 
@@ -231,6 +254,7 @@ Expectation = (
     | Entries
     | ExpectedTensor
     | ExpectedHolder
+    | ExpectedThing
     | Hooks
     | ExpectedNames
     | ExpectedWords

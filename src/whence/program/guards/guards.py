@@ -41,7 +41,8 @@ class Guards(Sequence[Guard], OpensInNotebook, AsJSON):
     afterwards. The capture holds where all of either hold. `changes` are
     attributes that the model reads and then writes when it runs, which a program does not write; plain values
     that every run puts in such places, `leaves`, a bound one does. `variables` are where the guards of that
-    kind look, in their order. `said` is what the file said of them that they were read from.
+    kind look, in their order. `spelled` are names of attributes that code may find on tensors and functions.
+    `said` is what the file said of them that they were read from.
     """
 
     rows: tuple[Guard, ...] = ()
@@ -52,6 +53,7 @@ class Guards(Sequence[Guard], OpensInNotebook, AsJSON):
     changes: tuple[str, ...] = ()
     variables: tuple[Outside, ...] = ()
     leaves: tuple[HostEffect, ...] = ()
+    spelled: frozenset[str] = frozenset()
     said: Said | None = None
 
     @cached_property

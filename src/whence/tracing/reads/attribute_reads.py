@@ -14,6 +14,8 @@ from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, Modul
 from typing import Any
 
 from torch import Tensor, nn
+from torch.amp import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
 
 from whence._torch.observe.attribute_reads import (
     NOTHING,
@@ -21,6 +23,7 @@ from whence._torch.observe.attribute_reads import (
     ReadListener,
     ReadObserver,
     has_attributes,
+    is_observable,
     own_attributes,
 )
 from whence._torch.observe.hooks import HOOK_KINDS
@@ -40,12 +43,14 @@ from whence.tracing.reads.reachable import Reachable
 from whence.tracing.reads.type_queries import StandIn
 from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind
 from whence.tracing.sandbox.module_snapshot import Lines, ModuleCopy, changes_reported, object_kept
-from whence.tracing.target.subject import Subject
+from whence.tracing.target.subject import StateTensor, Subject
 
 _ATOMS = (*(*PLAIN, Tensor, type), *(date, time, timedelta, Decimal, Fraction, PurePath, Enum, ModuleType))
 _KEPT = (*PLAIN, FunctionType, MethodType, BuiltinFunctionType)
 _LEADING_NOWHERE = PLAIN | {FunctionType, nn.Parameter}
 _CONTAINERS = (list, tuple, set, frozenset, deque, dict, SimpleNamespace)
+
+_OF_STEPS = (LRScheduler, GradScaler)
 
 Reader = tuple[ModulePath | None, Source | None]
 """Who reads: the module that runs, and the user's line."""
@@ -79,6 +84,12 @@ def _contents(held: Any) -> Iterator[Any]:
     yield from held.values() if isinstance(held, dict) else held
 
 
+def tensor_attributes(state: Iterable[StateTensor]) -> list[Saved]:
+    """What somebody has put on the model's tensors."""
+    rows = ((str(row.paths[0]), row.tensor) for row in state)
+    return [Saved(path, tensor, ATTRIBUTES, dict(own_attributes(tensor))) for path, tensor in rows]
+
+
 class Reads:
     """Notes first reads of modules, and of the objects that modules hold."""
 
@@ -106,6 +117,8 @@ class Reads:
         self._noted: set[tuple[int, str]] = set()
         self._ran: list[Read] = []
         self.watchers: list[Callable[[Read], None]] = []
+        self.passed_over: set[int] = set()
+        self.spelled: set[str] = set()
         self._outside: ReadListener | None = None
 
     @contextmanager
@@ -146,6 +159,7 @@ class Reads:
         ):
             try:
                 self._follow_hooks()
+                self.reachable.saved += tensor_attributes(self._subject.state)
                 yield
                 self._variables = tuple(self.reachable.variables())
                 put = self._before.put()
@@ -219,7 +233,8 @@ class Reads:
         variables = tuple(row for row in self._variables if not _was_filled(row[0]))
         self._variables = ()
         named = frozenset(self.reachable.names)
-        return Observed(subject.call, subject.roots, self._modules, objects, rows, left, variables, named)
+        held = (subject.call, subject.roots, self._modules, objects, rows, left, variables)
+        return Observed(*held, named, named | self.spelled)
 
     def _left_behind(self, changes: Sequence[Change], values: RunValues) -> Left:
         paths: dict[int, ModulePath] = {}
@@ -251,7 +266,7 @@ class Reads:
             kind = type(found)  # `isinstance` would ask the thing itself for its class
             if is_held and issubclass(kind, type):
                 self.reachable.class_held(found, path, self._place)
-            if id(found) in self._known or id(found) in inside or issubclass(kind, _ATOMS):
+            if id(found) in inside or self._is_left(found):
                 continue
             if issubclass(kind, _CONTAINERS):
                 inside.add(id(found))
@@ -275,6 +290,16 @@ class Reads:
                 waiting.append(found.__self__)
             elif is_held:
                 self.reachable.held(found, path, self._place)
+
+    def _is_left(self, found: object) -> bool:
+        """Whether a thing is watched already, leads nowhere, or is one at which a step looks by itself."""
+        kind = type(found)
+        is_of_step = self._outside is not None and issubclass(kind, _OF_STEPS) and not is_observable(kind)
+        return (
+            issubclass(kind, _ATOMS)
+            or is_of_step
+            or any(id(found) in ids for ids in (self._known, self.passed_over))
+        )
 
     def _own_attributes(self, held: Any, path: ModulePath) -> None:
         """A container of a class of the user's may have attributes beside what it contains."""

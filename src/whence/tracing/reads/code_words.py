@@ -44,3 +44,6 @@ class CodeWords(NamedTuple):
         return CodeWords(
             self.names | other.names, self.keys | other.keys, self.asked | other.asked, looked_up
         )
+
+
+NO_WORDS = CodeWords(frozenset(), frozenset())

@@ -11,12 +11,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import replace
 from dis import findlinestarts, get_instructions
 from enum import Enum
 from functools import _lru_cache_wrapper, partial
 from itertools import islice
-from operator import methodcaller
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -37,6 +35,7 @@ from whence._torch.files import is_installed, is_library
 from whence._torch.observe.attribute_reads import class_attribute, is_observable
 from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence.dependence.code import (
+    APART,
     BY_TEXT,
     IDENTITY,
     OF_ENVIRONMENT,
@@ -51,6 +50,7 @@ from whence.dependence.code import (
     imported,
     names_in,
     numbers_matched,
+    tells_apart,
     texts_in,
 )
 from whence.dependence.lookup import static_attribute
@@ -76,6 +76,7 @@ from whence.errors import Place, SideEffect, UnsupportedOperator
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
 from whence.tracing.reads.code_words import CodeWords
+from whence.tracing.reads.held_values import as_found, of_context, spelled_in
 from whence.tracing.reads.named_values import NamedValues, beginning, is_plain
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
 
@@ -128,6 +129,7 @@ class Reachable:
         self.names, self.texts = set[str](), set[str]()
         self._named = NamedValues(is_user, is_inside)
         self._owned: list[tuple[Saved, Source]] = []
+        self._contexts: list[tuple[Saved, Source]] = []
         self._is_user = is_user
         self._is_inside = is_inside
         self._seen: dict[object, object] = {}
@@ -192,6 +194,8 @@ class Reachable:
             self.texts.update(text for each in inner for text in texts_in(each) if text.isidentifier())
         if IDENTITY not in self.names and any(map(compares_identity, inner)):
             self.names.add(IDENTITY)
+        if APART not in self.names and any(map(tells_apart, inner)):
+            self.names.add(APART)
         _refuse_compared(function, inner)
         _refuse_matched(code, inner if self.has_symbols else ())
         self.sources.spelled(names)
@@ -230,15 +234,9 @@ class Reachable:
         is_called = isinstance(value, FunctionType)  # functions that call each other are followed to the end
         self._follow(value, name, reader, names, depth + is_called)
 
-    def _name_context(self, row: Saved, source: Source | None) -> None:
-        """What a context variable gives, its default too."""
-        found = _as_found(f"context variable {row.path}", row.thing, methodcaller("get"))
-        if source is not None and (found.value is None or is_plain(found.value)):
-            self._named.add(found, source)
-
     def gradient_asked(self, path: str, parameter: Tensor, source: Source | None) -> None:
         """Note whether a parameter holds a gradient."""
-        self._named.add(_as_found(f"{path}.grad is None", parameter, _has_no_gradient), source)
+        self._named.add(as_found(f"{path}.grad is None", parameter, _has_no_gradient), source)
 
     # --- things --------------------------------------------------------------------------------------
 
@@ -268,8 +266,8 @@ class Reachable:
             self.saved += rows
             for row in (row for row in rows if row.kind in (CONTEXT, ATTRIBUTES, LOCAL, CLASS)):
                 _, source = place()
-                if row.kind is CONTEXT:
-                    self._name_context(row, source)
+                if source is not None and row.kind is CONTEXT:
+                    self._contexts.append((row, source))
                 elif source is not None and (row.kind is not ATTRIBUTES or issubclass(type(value), _HOLDING)):
                     self._owned.append((row, source))
 
@@ -311,7 +309,7 @@ class Reachable:
             if _is_followed(kind):
                 for row in self._save(path, value, reader):
                     if row.kind is CONTEXT:
-                        self._name_context(row, beginning(reader[0]))
+                        self._contexts.append((row, beginning(reader[0])))
                     if row.kind is not ARRAY:  # of which it has a copy, without end
                         self._inside(row, reader, names, depth - 1)
                 self._class(kind, reader[0], names, depth)
@@ -330,7 +328,7 @@ class Reachable:
                 if self._is_new(id(os.environ), os.environ):
                     self._save("os.environ", os.environ, reader)
         elif not is_library(module.__name__):
-            for name in names & vars(module).keys():
+            for name in spelled_in(vars(module), names):
                 self._variable(vars(module), name, reader, names, depth)
 
     def _class(self, kind: type, code: CodeType, names: Iterable[str], depth: int) -> None:
@@ -381,9 +379,12 @@ class Reachable:
     def variables(self) -> list[tuple[Outside, Source | None]]:
         """Variables near the model whose values may decide and that it does not change, with readers."""
         self._named.imported()
+        words = CodeWords(frozenset(self.names), frozenset(self.names))
+        for row, source in (each for each in self._contexts if each[0].is_unchanged):
+            self._named.walk(of_context(row.thing), source, words)
         for row, source in self._owned:
             for name in self.names & row.before.keys():
-                found = _as_found(f"{row.path}.{name}", row.thing, partial(static_attribute, name=name))
+                found = as_found(f"{row.path}.{name}", row.thing, partial(static_attribute, name=name))
                 if is_plain(found.value) and not isinstance(found.value, Tensor):
                     self._named.add(found, source)
         return [(row.found, row.source) for row in self._named.rows if row.is_unchanged]
@@ -410,11 +411,6 @@ def _variables(function: FunctionType, names: Iterable[str]) -> list[Any]:
 
 def _has_no_gradient(parameter: Tensor) -> bool:
     return parameter.grad is None
-
-
-def _as_found(path: str, root: Any, step: Callable[[Any], Any]) -> Outside:
-    found = Outside(path, root, (step,), None)
-    return replace(found, value=found.now())
 
 
 _NO_CODE = (lambda: None).__code__

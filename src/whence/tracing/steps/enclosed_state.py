@@ -8,7 +8,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from logging import Logger
-from types import FunctionType, ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from whence._torch.files import is_installed, is_library
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
 from whence._torch.observe.training_steps import schedules_in
-from whence.dependence.code import globals_within
+from whence.dependence.code import function_in, globals_within
+from whence.dependence.describe import hook_rows
 from whence.dependence.snapshots import (
     ARRAY,
     ATTRIBUTES,
@@ -49,6 +51,8 @@ from whence.tracing.reads.type_queries import is_answer
 _THEIRS = (GradScaler, LRScheduler)
 _WHOLE = frozenset({ARRAY, CLASS, PYTHON_RANDOM, NUMPY_RANDOM})
 """State of which no change is repeated."""
+_MOST = 10_000
+"""Things that are looked at."""
 _NOT_LOOKED_INTO = (Tensor, nn.Module, Optimizer, ModuleType, FunctionType, type, Logger)
 
 
@@ -96,8 +100,25 @@ class Enclosed:
             rows += containers_saved(within, keyed=True)
             new = [row for row in rows if id(row.thing) not in known]
             known |= {id(row.thing) for row in new}
-            self._known |= {*map(_identity, new)}
-            self.rows += new
+            self.look_at(new)
+
+    def look_at(self, rows: Iterable[Saved]) -> None:
+        """Look at more that is known as it was."""
+        new = [row for row in rows if _identity(row) not in self._known]
+        self._known |= {*map(_identity, new)}
+        self.rows += new
+
+    def look_everywhere(self, is_theirs: Callable[[object], bool] | None = None) -> None:
+        """Look at all that what is known leads to, and functions that are the user's: code that runs where
+        nobody watches may change it."""
+        seen, is_theirs = 0, is_theirs or _is_theirs
+        while seen < min(len(self.rows), _MOST):
+            row = self.rows[seen]
+            seen += 1
+            for value in without_tuples(row.held()):
+                held = getattr(value, "__self__", None) if isinstance(value, MethodType) else value
+                if has_state(held) or is_looked_at_whole(held) or is_theirs(held):
+                    self.reach(row.path, held)
 
     def restore(self) -> None:
         """Give all of it back."""
@@ -127,6 +148,24 @@ class Enclosed:
                 other = now.get(name)
                 if id(then) in empty and type(other) is type(then) and not other:
                     yield f"{row.path}.{name}"
+
+
+def around_modules(modules: Iterable[tuple[ModulePath, nn.Module]]) -> Enclosed:
+    """All that the user's code of modules and their hooks leads to, and what the modules hold."""
+    found, modules = Enclosed([]), list(modules)
+    found.look_at_modules("the model", modules)
+    kinds = {type(module): module for _, module in modules}
+    methods = {base: None for kind in kinds for base in kind.__mro__ if not is_library(base.__module__)}
+    called = [held for base in methods for held in vars(base).values()]
+    called += [hook for _, module in modules for _, hook in hook_rows(module)]
+    for held in called:
+        owner = getattr(held, "__self__", None)
+        if owner is not None and has_state(owner):
+            found.reach("a hook", owner)
+        for function in functions_of(held) if _is_written(function_in(held)) else ():
+            found.reach(function.__name__, function)
+    found.look_everywhere(_is_written)
+    return found
 
 
 def refuse_changed(names: Iterable[str], place: Place, *, always: bool = False) -> None:
@@ -214,6 +253,24 @@ def _scalers_of(step: Callable[..., Any]) -> Iterator[GradScaler]:
     held |= dict(owners_of(step))
     values = (*held.values(), *(value for _, value in _schedules_held(held)))
     return (value for value in values if isinstance(value, GradScaler))
+
+
+def without_tuples(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        yield from without_tuples(value) if isinstance(value, tuple) else (value,)
+
+
+def _is_theirs(value: object) -> bool:
+    """A function of the user's, which has variables of its own."""
+    return isinstance(value, FunctionType) and str(value.__module__).partition(".")[0] not in (
+        "torch",
+        "whence",
+    )
+
+
+def _is_written(value: object) -> bool:
+    """The same, and in no package that is installed."""
+    return _is_theirs(value) and not is_installed(value.__code__.co_filename)  # type: ignore[attr-defined]
 
 
 def has_state(value: Any) -> bool:

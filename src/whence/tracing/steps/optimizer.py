@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from copy import copy
 from dataclasses import dataclass
+from enum import Enum
 from itertools import takewhile
 from typing import Any
 
@@ -144,13 +145,17 @@ class Optimizing:
 
     def is_owned(self, key: str, value: Any) -> bool:
         """Whether an attribute is state: one that steps change, or that holds tensors which are not the
-        model's."""
+        model's, or an object or a member of an enumeration, which is not compared as a setting."""
         parts = [] if is_plain(value) and key not in self.owned else [*state_parts(value)]
         return (
             bool(parts)
             and all(part.is_known for part in parts)
-            and any(key in self.owned or self._is_input(part.value) for part in parts)
+            and any(key in self.owned or self._counts(part) for part in parts)
         )
+
+    def _counts(self, part: StatePart) -> bool:
+        is_object = part.is_entered and has_attributes(part.value)
+        return is_object or isinstance(part.value, Enum) or self._is_input(part.value)
 
     def _is_input(self, value: Any) -> bool:
         return isinstance(value, Tensor) and id(value) not in self.state

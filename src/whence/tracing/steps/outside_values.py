@@ -31,18 +31,25 @@ from torch.optim.lr_scheduler import LRScheduler
 from whence._torch.fakes import FakeTensor
 from whence._torch.files import is_installed, is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
+from whence._torch.observe.training_steps import is_own_value, members_of, methods_of, with_inner
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
 from whence._torch.sizes.numbers import is_recorded
-from whence.dependence.code import OF_ENVIRONMENT, function_in, globals_within, names_in
+from whence.dependence.code import (
+    APART,
+    OF_ENVIRONMENT,
+    codes_in,
+    function_in,
+    globals_within,
+    names_in,
+    tells_apart,
+)
 from whence.dependence.snapshots import CONTAINERS, is_iterator, spelled_key
 from whence.dependence.values import is_solid
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
-from whence.tracing.reads.code_words import CodeWords
-from whence.tracing.reads.named_values import (
-    FAR,
-    NamedValues,
+from whence.tracing.reads.code_words import NO_WORDS, CodeWords
+from whence.tracing.reads.held_values import (
     Step,
     attribute_of,
     items_of,
@@ -52,6 +59,7 @@ from whence.tracing.reads.named_values import (
     value_at,
     values_held,
 )
+from whence.tracing.reads.named_values import FAR, NamedValues
 from whence.tracing.steps.enclosed_state import (
     Enclosed,
     functions_of,
@@ -62,10 +70,12 @@ from whence.tracing.steps.enclosed_state import (
 )
 from whence.tracing.steps.host.host_run import asked_of_schedule
 from whence.tracing.steps.host.stand_ins import is_stand_in
+from whence.tracing.steps.optimizer import Optimizing
+from whence.tracing.steps.optimizer import is_plain as is_compared
 from whence.tracing.steps.session import StepSession
 
 _ACTORS = (nn.Module, Optimizer, LRScheduler, GradScaler)
-_LEFT = (nn.Parameter, *_ACTORS[1:], Logger, FakeTensor)
+_LEFT = (nn.Parameter, Logger, FakeTensor)
 """What is the model's, or compared elsewhere, or decides nothing."""
 _NOT_WATCHED = (
     *(*PLAIN_IN_WHOLE, Number, Enum, BuiltinFunctionType, type, partial, list, tuple, deque),
@@ -74,16 +84,17 @@ _NOT_WATCHED = (
 _HOLDING = (dict, MappingProxyType, list, tuple, deque)
 _MOST = 10_000
 """Entries of a container that are compared; of a larger one it is how many there are."""
-_NO_WORDS = CodeWords(frozenset(), frozenset())
 _WHOLE = frozenset({"__dict__", "vars"})
 """Names with which code looks at all attributes at once."""
 
 
 class OutsideReads(NamedValues):
     """Notes what a step reads that is neither its own, nor an argument, nor the model's; `hooks` are
-    functions that its backward calls."""
+    functions that its backward calls. Of what is `found` of its optimizer a program has the state."""
 
-    def __init__(self, session: StepSession, enclosed: Enclosed, hooks: Iterable[Any] = ()) -> None:
+    def __init__(
+        self, session: StepSession, enclosed: Enclosed, found: Optimizing, hooks: Iterable[Any] = ()
+    ) -> None:
         run = session.run
         super().__init__(run.places.finder.is_user, lambda _: False)
         self._enclosed = enclosed
@@ -91,10 +102,19 @@ class OutsideReads(NamedValues):
         self._sources = run.reads.reachable.sources
         self._observer = run.reads.observer
         self._reading = run.places.reading
+        self._spelled = run.reads.spelled
+        self._optimizers = {
+            id(member): (way, member)
+            for each in members_of(found.optimizer)
+            for way, member in with_inner(each)
+        }
+        self._is_state = found.is_owned
         self._calls = (run.subject.call, *hooks)
         self._place = Place(None, run.subject.place.line)
         self._inside = {id(row.tensor) for row in run.subject.state}
         self._inside |= {id(module) for _, module in run.subject.named_modules()}
+        self._inside |= self._optimizers.keys()
+        run.reads.passed_over |= self._inside
         self.actors: list[Outside] = []
         self._places: dict[int, Outside] = {}
         self._kinds: dict[type, tuple[list[Outside], CodeWords]] = {}
@@ -107,13 +127,19 @@ class OutsideReads(NamedValues):
         for call in self._calls:
             for function in (*wrappers_of(call), *functions_of(call)):
                 self._follow(function)
-            words = next((CodeWords.of(each.__code__) for each in functions_of(call)), _NO_WORDS)
+            words = next((CodeWords.of(each.__code__) for each in functions_of(call)), NO_WORDS)
             for name, owner in owners_of(call):
                 found = Outside(name, owner, (), owner)
                 if isinstance(owner, nn.Module):
                     self._watch(found)
+                    self._watch_actors(found)
                 elif type(owner) not in PLAIN:
                     self.walk(found, None, words)
+        for _, member in self._optimizers.values():
+            self._observer.observe_class_of(member)
+            for name in methods_of(member):
+                for function in functions_of(class_attribute(type(member), name)):
+                    self._follow(function)
 
     def found(self, place: Place) -> tuple[tuple[Outside, Source | None], ...]:
         """Everything, in the order it was met; raises `UnsupportedStep` for what has changed since."""
@@ -122,9 +148,13 @@ class OutsideReads(NamedValues):
 
     def read(self, holder: object, name: str, value: object) -> bool:
         """An attribute was looked up and found; False for one of another object."""
+        if id(holder) in self._optimizers:
+            return self._read_of_optimizer(holder, name, value)
         at = self._places.get(id(holder))
         if at is None:
             return False
+        if isinstance(holder, GradScaler) and type(value) not in PLAIN:
+            return True  # its tensors are inputs, and what it keeps of optimizers it changes itself
         if self._is_written(holder, name, value):
             return True
         if _package(type(holder)) in self._packages:
@@ -136,30 +166,53 @@ class OutsideReads(NamedValues):
             part = attribute_of(at, name, value)
             if isinstance(attribute, cached_property):  # which whoever asks next computes anew
                 part = replace(part, way=(*at.way, attrgetter(name)))
-            self.walk(part, source, _NO_WORDS)
+            self.walk(part, source, NO_WORDS)
         elif is_computed:  # or by `__getattr__`: what that reads is seen
             function = function_in(attribute)
-            words = _NO_WORDS if function is None else CodeWords.of(function.__code__)
+            words = NO_WORDS if function is None else CodeWords.of(function.__code__)
             for part in (of_class(type(holder), name, attribute), *self._unseen(at, words)):
                 self.walk(part, source, words)
         return True
 
+    def _read_of_optimizer(self, member: object, name: str, value: object) -> bool:
+        """What its class holds, what it began with, and what it has that is neither a setting nor state; what
+        PyTorch asks for itself, code may ask for yet."""
+        if self._observer.is_torch_reading:
+            return False
+        way, _ = self._optimizers[id(member)]
+        if name in own_attributes(member):
+            is_setting = is_compared(value) or not is_own_value(name)
+            if name != "defaults" and (is_setting or self._is_state(".".join((*way, name)), value)):
+                return True
+        elif hasattr(type(attribute := class_attribute(type(member), name)), "__get__"):
+            self._follow(function_in(attribute))
+            return True
+        _, source = self._reading()
+        self.walk(attribute_of(self._optimizer(member), name, value), source, NO_WORDS)
+        return True
+
+    def _optimizer(self, member: object) -> Outside:
+        """Where code finds an optimizer."""
+        name = type(member).__name__
+        return next((row for row in self.actors if row.value is member), Outside(name, member, (), member))
+
     def missing(self, holder: object, name: str) -> bool:
         """An attribute was looked for and not found; False for one of another object."""
-        at = self._places.get(id(holder))
+        is_of_user = id(holder) in self._optimizers and not name.startswith("_")
+        at = self._optimizer(holder) if is_of_user else self._places.get(id(holder))
         if at is not None:
             _, source = self._reading()
-            self.walk(attribute_of(at, name, NOTHING), source, _NO_WORDS)
+            self.walk(attribute_of(at, name, NOTHING), source, NO_WORDS)
         return at is not None
 
     def walk(self, found: Outside, source: Source | None, spelling: CodeWords, left: int = FAR) -> None:
         """Note a value, or what is in it; an object's attributes when they are read."""
         value, kind = found.value, type(found.value)  # `isinstance` would ask the thing itself for its class
+        if issubclass(kind, _ACTORS):
+            self.actors.append(found)
+        if issubclass(kind, LRScheduler):
+            self._scheduling.meet(found.path, value, partial(asked_of_schedule, self._enclosed))
         if self._is_left(found):
-            if issubclass(kind, _ACTORS):
-                self.actors.append(found)
-            if issubclass(kind, LRScheduler):
-                self._scheduling.meet(found.path, value, asked_of_schedule)
             return
         if _is_iterator(value):
             raise self._taken_from(found)
@@ -187,6 +240,9 @@ class OutsideReads(NamedValues):
 
     def _says_what_it_is(self, value: object) -> bool:
         return value is None or value is NOTHING or isinstance(value, type)
+
+    def _is_thing(self, value: object) -> bool:
+        return id(value) in self._places and not issubclass(type(value), nn.Module)
 
     def _key_to_enter(self, found: Outside) -> tuple[object, ...]:
         return id(found.root), found.path
@@ -233,11 +289,17 @@ class OutsideReads(NamedValues):
         if issubclass(kind, _NOT_WATCHED) or id(thing) in self._inside:
             return
         if kind not in self._kinds:  # and has its own methods still
-            self._kinds[kind] = [*methods_called(kind, _NO_WORDS)], self._with_methods(thing, _NO_WORDS)
+            self._kinds[kind] = [*methods_called(kind, NO_WORDS)], self._with_methods(thing, NO_WORDS)
         if self._observer.observe_class_of(thing):
             self._places.setdefault(id(thing), found)
-            if not isinstance(thing, nn.Module):
+            if not isinstance(thing, _ACTORS):
                 self._enclosed.reach(found.path, thing)
+
+    def _watch_actors(self, model: Outside) -> None:
+        """Schedules, and scalers of gradients, that a module holds whose method the step is."""
+        for name, held in own_attributes(model.value).items():
+            if isinstance(held, LRScheduler | GradScaler):
+                self.walk(attribute_of(model, name, held), None, NO_WORDS)
 
     def _follow(self, function: FunctionType | None) -> None:
         """Look at the variables of a function of the step's package, or of none that is installed."""
@@ -252,7 +314,11 @@ class OutsideReads(NamedValues):
             self._sources.named(variables, name)
         for cell in function.__closure__ or ():
             self._sources.closed_over(cell)
-        self.function(function, function.__name__, CodeWords.of(code))
+        words = CodeWords.of(code)
+        self._spelled |= words.names
+        if any(map(tells_apart, codes_in(code))):
+            self._spelled.add(APART)
+        self.function(function, function.__name__, words)
         if not names_in(code).isdisjoint(OF_ENVIRONMENT):
             self.environment(code)
 

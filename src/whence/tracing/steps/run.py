@@ -26,6 +26,7 @@ from whence.errors import Place, SideEffect, UnsupportedStep
 from whence.program.arguments.containers import containers_in
 from whence.program.arguments.optimizer_arguments import Outside, Step, is_number
 from whence.provenance import Source
+from whence.tracing.reads.attribute_reads import tensor_attributes
 from whence.tracing.recording.backward import Backward
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.run import (
@@ -84,6 +85,7 @@ def record_step(
     session = new_step_session(run_of_step, mode, names, wish.reuse, found)
     outside = enclosed_by(subject.call)
     outside.look_at_modules(type(subject.roots[0][1]).__name__, subject.named_modules())
+    outside.look_at(tensor_attributes(subject.state))
     host = HostRun(outside, wish.host, session)
     flags, hooks = _flags(subject), _hooks(subject)
     undoing.later(outside.way_back())  # gone last: others look at these things when stand-ins are there
@@ -97,7 +99,7 @@ def record_step(
             undoing.later(session.step.scheduling.undo)
             called = [hook for row in hooks for hook in row.value]
             sources = session.run.reads.reachable.sources
-            reads = OutsideReads(session, outside, called)
+            reads = OutsideReads(session, outside, found, called)
 
             def take() -> Taken:
                 held = take_inputs(session, found, wish)

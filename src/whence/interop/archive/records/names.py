@@ -28,7 +28,7 @@ from whence.dependence.snapshots import content_of_cell
 from whence.interop.archive.records.reached import Way, at_the_end, reached_from
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly, Said, Unfound
-from whence.tracing.reads.named_values import default_of, part_behind, value_at
+from whence.tracing.reads.held_values import default_of, part_behind, value_at
 from whence.tracing.target.caches import of_caches
 
 _CONTENT = "cell_contents"

@@ -100,22 +100,27 @@ class HostOutcome:
     kept: tuple[PutValue, ...] = ()
 
 
-def asked_of_schedule(places: Sequence[HostPlace]) -> AnotherAttempt:
-    """The step reads what a schedule has at these places, which are inputs then."""
+def asked_of_schedule(enclosed: Enclosed, places: Sequence[HostPlace]) -> AnotherAttempt:
+    """The step reads what a schedule has at these places, which are inputs then.
+
+    What it has reached by now is looked at before they are put there.
+    """
 
     def taken(assumed: Any) -> Any:
         read = {**assumed.host.read, **{place.identity: place for place in places}}
-        return replace(assumed, host=replace(assumed.host, read=read))
+        things = (*assumed.host.things, *enclosed.reached)
+        return replace(assumed, host=replace(assumed.host, read=read, things=things))
 
     return AnotherAttempt(taken, f"the step reads {places[0].path}")
 
 
-def _asked_of_ways(key: Key) -> AnotherAttempt:
+def _asked_of_ways(enclosed: Enclosed, key: Key) -> AnotherAttempt:
     """The step reads what other ways change, and has its value as a constant."""
 
     def taken(assumed: Any) -> Any:
         elsewhere = {other: place for other, place in assumed.host.elsewhere.items() if other != key}
-        return replace(assumed, host=replace(assumed.host, elsewhere=elsewhere))
+        things = (*assumed.host.things, *enclosed.reached)
+        return replace(assumed, host=replace(assumed.host, elsewhere=elsewhere, things=things))
 
     return AnotherAttempt(taken, "the step reads what another way of it changes")
 
@@ -154,7 +159,8 @@ class HostRun:
             yield from self._tensors(place, memory)
         for key, place in self._assumed.elsewhere.items():
             for holder in _kept_at(place) if not self._assumed.knows(key) else ():
-                holder.put(Unread(holder.path, lambda _, key=key: _asked_of_ways(key)))  # type: ignore[misc]
+                ask = partial(_asked_of_ways, self.enclosed, key)
+                holder.put(Unread(holder.path, lambda _, ask=ask: ask()))  # type: ignore[misc]
         for place, _ in self._assumed.replaced.values():
             place.put(Unread(place.path, self._refused))
         for key, grown in self._assumed.grown.items():

@@ -32,7 +32,9 @@ def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
     reads = tuple(row for row in observed.reads if not is_left(row.holder, row.name))
     left = replace(observed.left, changes=changes, outer=outer) if changes or outer else Left()
     beside = tuple((row, read.source) for read in observed.reads for row in _entries_beside(read, places))
-    return replace(observed, reads=reads, left=left, variables=(*observed.variables, *beside))
+    variables = (*observed.variables, *beside)
+    put = frozenset((*at, *((holder, None) for holder in held)))
+    return replace(observed, reads=reads, left=left, variables=variables, places=put)
 
 
 def _entries_beside(read: Read, places: Sequence[HostPlace]) -> Iterator[Outside]:
