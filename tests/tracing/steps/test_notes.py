@@ -61,7 +61,7 @@ def test_a_frozen_parameter_loses_what_it_had(name: str) -> None:
     for is_captured in (False, True):
         step, model, optimizer, _ = stepper(WAYS[name], of_other=False)
         step(X)
-        model[1].bias.requires_grad_(False)  # type: ignore[index, union-attr]
+        model[1].bias.requires_grad_(False)  # type: ignore[index]
         program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
         call = program.bind(model, optimizer) if is_captured else step
         found.append([call(X), call(X), *(parameter.grad for parameter in model.parameters())])

@@ -132,8 +132,8 @@ class Reads:
             self.watchers.remove(watcher)
 
     def is_watched(self, thing: object) -> bool:
-        """Whether the attributes of a thing are seen being read."""
-        return id(thing) in self._known
+        """Whether the attributes of a thing are seen being read, or nobody may read it."""
+        return id(thing) in self._known or issubclass(type(thing), StandIn)
 
     def repeat(self, reads: Iterable[Read]) -> None:
         """Note reads that a call would have made that was not run."""

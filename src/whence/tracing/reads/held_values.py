@@ -29,6 +29,7 @@ from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import is_container
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.tracing.reads.code_words import FOR_ALL, CodeWords
+from whence.tracing.reads.type_queries import StandIn
 
 Step = Callable[[Any], Any]
 HOLDING = (list, tuple, dict, set, frozenset)
@@ -248,8 +249,11 @@ def default_of(function: FunctionType, default: int) -> Any:
 
 
 def is_of_run(value: object) -> bool:
-    """Whether a run has put it there: a tensor of its own, alone or in a container, not to be kept alive."""
+    """Whether a run has put it there: a tensor of its own, alone or in a container, not to be kept alive, or
+    what nobody may read."""
     kind = type(value)
+    if issubclass(kind, StandIn):
+        return True
     if not issubclass(kind, (dict, *SEQUENCES)):
         return issubclass(kind, FakeTensor)
     held: Any = dict.values(value) if isinstance(value, dict) else value

@@ -114,7 +114,8 @@ class OutsideReads(NamedValues):
         self._inside = {id(row.tensor) for row in run.subject.state}
         self._inside |= {id(module) for _, module in run.subject.named_modules()}
         self._inside |= self._optimizers.keys()
-        run.reads.passed_over |= self._inside
+        owners = {id(owner) for call in self._calls for _, owner in owners_of(call)}
+        run.reads.passed_over |= self._inside | owners
         self.actors: list[Outside] = []
         self._places: dict[int, Outside] = {}
         self._kinds: dict[type, tuple[list[Outside], CodeWords]] = {}

@@ -148,9 +148,8 @@ def _flags(subject: Subject) -> dict[str, bool]:
 def _attributes_put(subject: Subject, outcome: HostOutcome) -> Iterator[tuple[int, str]]:
     """The attributes of modules that a run of the program sets."""
     holders = {id(own_attributes(module)): id(module) for _, module in subject.named_modules()}
-    for row in (*outcome.effects, *outcome.counted):
-        if id(row.place.holder) in holders:
-            yield holders[id(row.place.holder)], row.place.key
+    places = [*(row.place for row in outcome.effects), *(row.place for row in outcome.counted)]
+    yield from ((holders[id(at.holder)], at.key) for at in places if id(at.holder) in holders)
 
 
 def _hooks(subject: Subject) -> list[Outside]:

@@ -107,8 +107,12 @@ class Watched:
         self.model = nn.Linear(4, 2)
         self.optimizer = SGD(self.model.parameters(), lr=0.1)
         self.first, self.taken, self.last, self.memory = WEIGHTS.loss, 0, batch(), torch.zeros(2)
-        self.seen = {"model": batch()}
+        self.log: list[Tensor] = []
+        self.seen: dict[str, Tensor] = {"model": batch()}
         self.model.register_forward_hook(watch(self))
+
+    def hook(self, _module: nn.Module, _given: Any, made: Tensor) -> None:
+        self.last = made.detach()
 
     def step(self, x: Tensor) -> Tensor:
         self.optimizer.zero_grad()
@@ -132,6 +136,8 @@ WEIGHTS = Weights()
 WATCHES: dict[str, Callable[[Watched], Callable[..., Any]]] = {
     "an entry": lambda it: lambda module, given, made: it.seen.__setitem__("model", made.detach()),
     "an attribute": lambda it: lambda module, given, made: setattr(it, "last", made.detach()),
+    "a list": lambda it: lambda module, given, made: it.log.append(made.detach()),
+    "a method": lambda it: it.hook,
     "reads": lambda it: lambda module, given, made: made * 2 if it.seen else None,
 }
 
@@ -149,6 +155,7 @@ def test_a_trainer_that_a_hook_leads_to(watch: Callable[[Watched], Callable[...,
             run = whence.capture_step(trainer.step, (batch(),), **held).bind(**held)
         losses = [run(batch() * scale) for scale in (1.0, 0.5, 2.0)]
         tensors = [*losses, *trainer.model.parameters(), trainer.last, trainer.memory, trainer.seen["model"]]
+        tensors += trainer.log
         found.append(([each.tolist() for each in tensors], trainer.taken, WEIGHTS.loss))
     assert found[0] == found[1]
 

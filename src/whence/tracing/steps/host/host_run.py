@@ -229,6 +229,8 @@ class HostRun:
             if made.added
         ]
         self._refuse_other_changes(changes, place)
+        for made in self._stand_ins.values():
+            made.added.clear()  # what has met the list may hold it on
         return self._done(changes, place)
 
     def _unrepeatable(self, changes: Iterable[HostChange]) -> Iterator[str]:
