@@ -651,3 +651,49 @@ def test_negative_arguments(given: Tensor) -> None:
     program = whence.capture(nn.Softplus(), (given,))
     assert given.is_neg()
     assert program.verify(nn.Softplus(), (given,)).ok
+
+
+SEEN: list[int] = []
+
+
+class Seen:
+    """Counts in itself, in a variable of the file, and in a list of somebody's."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.last: dict[str, int] = {}
+
+    def __call__(self, _module: nn.Module, _args: Any, _result: Tensor) -> None:
+        self.calls += 1
+        self.last["calls"] = self.calls
+        SEEN.append(self.calls)
+
+
+def test_verify_gives_back_what_hooks_change() -> None:
+    """A list of the file, a list around a hook, an object that is one: all is as it was."""
+    model, seen, log = nn.Sequential(nn.Linear(3, 2)), Seen(), list[int]()
+    model[0].register_forward_hook(seen)
+    model[0].register_forward_hook(lambda *_: log.append(1))
+    program = whence.capture(model, (torch.ones(1, 3),))
+    assert program.verify(model, (torch.ones(1, 3),)).ok
+    assert (SEEN, log, seen.calls, seen.last) == ([], [], 0, {})
+
+
+class Freezing(nn.Module):
+    """Freezes a parameter when it runs, for good."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(3, 3), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: Tensor) -> Any:
+        self.scale.requires_grad_(False)
+        return self.linear(x) * self.scale
+
+
+def test_a_parameter_that_is_frozen_in_the_run_has_no_gradient() -> None:
+    """Neither in eager nor in the program, which is no difference."""
+    model = Freezing()
+    program = whence.capture(model, (torch.ones(1, 3),), backward=torch.sum)
+    result = program.verify(model, (torch.ones(1, 3),))
+    assert result.ok, str(result)

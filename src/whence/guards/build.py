@@ -184,7 +184,7 @@ def guards_of(program: FlatProgram, observed: Observed, made: Sequence[Tensor] =
             *builder.rows,
             *variables,
             *input_guards(program, observed.named),
-            *mode_guards(program, observed.named),
+            *mode_guards(program, observed.spelled),
         ),
         holders=tuple(row.holder for row in things),
         unguarded=unguarded(program, observed, [*builder.rows, *variables]),

@@ -18,6 +18,7 @@ from whence.program.guards.expectations import (
     ExpectedHolder,
     ExpectedNames,
     ExpectedTensor,
+    ExpectedThing,
     Missing,
     Reference,
     inside_of,
@@ -28,7 +29,8 @@ from whence.schema import GuardKind
 
 def unguarded(program: FlatProgram, observed: Observed, guards: Sequence[Guard]) -> tuple[Unguarded, ...]:
     """Globals and closures of the functions that ran, insides of objects that cannot be watched."""
-    guarded = {guard.what for guard in guards if guard.kind is GuardKind.VARIABLE}
+    variables = (guard for guard in guards if guard.kind is GuardKind.VARIABLE)
+    guarded = {guard.what for guard in variables if not isinstance(guard.expected, ExpectedThing)}
     rows = [row for row in _outside_names(observed, guarded) if row.what not in guarded]
     rows += [*_opaque_objects(guards, guarded), *_own_ways(observed)]
     rows += [*_unguarded_loss(program), *_unguarded_step(program), *_unseen(observed), _CODE_CALLED]
@@ -121,7 +123,9 @@ def _opaque_objects(guards: Sequence[Guard], guarded: Container[str]) -> Iterato
             )
 
 
-_EXPLAINED = frozenset({ExpectedConstant, ExpectedHolder, ExpectedTensor, ExpectedNames, Missing})
+_EXPLAINED = frozenset(
+    {ExpectedConstant, ExpectedHolder, ExpectedTensor, ExpectedThing, ExpectedNames, Missing}
+)
 """What holds no references; nearly all that is expected is of these kinds."""
 
 
@@ -163,8 +167,7 @@ def _unguarded_loss(program: FlatProgram) -> Iterator[Unguarded]:
 def _unguarded_step(program: FlatProgram) -> Iterator[Unguarded]:
     if program.step is not None:
         yield Unguarded(
-            "what the step reads through objects of torch's and of libraries written in C, and from files of "
-            "other packages",
+            "what the step reads through objects of libraries written in C, and from files of other packages",
             "variables, attributes and entries of containers are compared when it is bound; what such an "
-            "object holds (a schedule, an array) is taken as it is",
+            "object holds (a table, a large array) is taken as it is",
         )

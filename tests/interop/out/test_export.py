@@ -412,3 +412,12 @@ def test_what_torch_export_takes_goes_out() -> None:
     program = whence.capture(model, (x,)).to_exported_program()
     assert torch.equal(program.module()(x), model(x))
     assert torch.equal(program.run_decompositions({}).module()(x), model(x))
+
+
+def test_a_parameter_that_is_written_is_told_of() -> None:
+    """PyTorch writes it when it has run, and not where gradients are on: the warning says so."""
+    model, ids = nn.Embedding(5, 4, max_norm=1.0), torch.tensor([[1, 2]])
+    with pytest.warns(UserWarning, match=r"PyTorch writes weight .* under torch.no_grad\(\) alone"):
+        exported = whence.capture(model, (ids,)).to_exported_program()
+    with torch.no_grad():
+        assert torch.equal(exported.module()(ids), model(ids))

@@ -64,7 +64,7 @@ def to_exported_program(program: FlatProgram) -> ExportedProgram:
         warnings.warn(
             "an exported program has no way to say that a gradient passes an operation unchanged, as it does "
             f"for {', '.join(sorted(straight))}, written in place under no_grad: its outputs "
-            "are right, and its gradients there are not",
+            f"are right, and its gradients there are not{_where_it_runs(program)}",
             stacklevel=3,
         )
     if off := program.facts.turned_off:
@@ -105,6 +105,16 @@ def to_exported_program(program: FlatProgram) -> ExportedProgram:
         constants=_constants(program),
         verifiers=[Verifier],
     )
+
+
+def _where_it_runs(program: FlatProgram) -> str:
+    """PyTorch writes what is new after a run, and where gradients are on no parameter that may get one."""
+    inputs = {row.name: row for row in program.signature.inputs_of(InputKind.PARAMETER)}
+    rows = [inputs.get(row.of or "") for row in program.signature.outputs_of(OutputKind.MUTATION)]
+    paths = [row.path for row in rows if row is not None and row.value.requires_grad]
+    if not paths:
+        return ""
+    return f"; PyTorch writes {', '.join(paths)} when it has run, which it does under torch.no_grad() alone"
 
 
 def _example(program: FlatProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:

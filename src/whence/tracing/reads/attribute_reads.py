@@ -22,6 +22,7 @@ from whence._torch.observe.attribute_reads import (
     TABLES,
     ReadListener,
     ReadObserver,
+    class_attribute,
     has_attributes,
     is_observable,
     own_attributes,
@@ -30,13 +31,14 @@ from whence._torch.observe.hooks import HOOK_KINDS
 from whence._torch.observe.scripted import is_script_object
 from whence._torch.plain_values import PLAIN
 from whence._torch.refusals import object_used
-from whence.dependence.code import behind
+from whence.dependence.code import behind, function_in
 from whence.dependence.lookup import static_attribute
 from whence.dependence.observed import Change, Left, Observed, Read
 from whence.dependence.snapshots import ATTRIBUTES, CONTAINER, Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
+from whence.tracing.reads.held_values import implied_methods
 from whence.tracing.reads.kept_changes import ContainerSnapshot
 from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.reads.reachable import Reachable
@@ -188,6 +190,8 @@ class Reads:
             MethodType,
         ):  # it will be called, and may use things outside of the model
             self.reachable.code_of(value)
+        if (function := function_in(class_attribute(type(holder), name))) is not None:
+            self.reachable.code_of(function)  # which computes it, or is it
         if type(value) not in PLAIN and not isinstance(value, Tensor):
             self.reachable.held_under(type(holder), value, name)
         is_held = static_attribute(holder, name) is value
@@ -278,18 +282,24 @@ class Reads:
             elif kind is partial:
                 waiting += behind(found)
             elif issubclass(kind, nn.Module) or self.observer.observe_class_of(found):
-                self._known.add(id(found))
-                self._objects.append(found)
-                self._before.begin(found)
-                if has_attributes(found):
-                    self.kept.append(object_kept(path, found))
-                self.reachable.held(found, path, self._place, but=ATTRIBUTES)
+                self._watch(found, path)
             elif kind is FunctionType:
                 self.reachable.code_of(found)
             elif kind is BuiltinFunctionType and not self.reachable.sources.held(found):
                 waiting.append(found.__self__)
             elif is_held:
                 self.reachable.held(found, path, self._place)
+
+    def _watch(self, found: object, path: ModulePath) -> None:
+        """What is read of an object is noted from now on, and what code may call of it is looked at."""
+        self._known.add(id(found))
+        self._objects.append(found)
+        self._before.begin(found)
+        if has_attributes(found):
+            self.kept.append(object_kept(path, found))
+        self.reachable.held(found, path, self._place, but=ATTRIBUTES)
+        for method in implied_methods(type(found)):
+            self.reachable.code_of(method)
 
     def _is_left(self, found: object) -> bool:
         """Whether a thing is watched already, leads nowhere, or is one at which a step looks by itself."""

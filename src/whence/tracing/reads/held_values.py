@@ -3,9 +3,10 @@
 Of an object it is what those of its methods spell that the code may call.
 """
 
+import gc
 import threading
 from argparse import Namespace
-from collections import ChainMap, UserDict, deque
+from collections import ChainMap, Counter, OrderedDict, UserDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import is_dataclass
@@ -55,6 +56,7 @@ IMPLIED = frozenset(
 _ANSWERING = frozenset({"__getattr__"})
 _WITH_STATE = frozenset({"threading", "queue"})
 """Modules of Python's whose objects hold what people put there."""
+_ASKING = (dict.__getitem__, OrderedDict.__getitem__, Counter.__getitem__)
 MANY = 64
 """How many entries are looked into."""
 
@@ -72,6 +74,8 @@ def values_held(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
             step = partial(part_behind, position=position)
             path = f"{found.path}{_access_behind(value, position)}"
             yield Outside(path, found.root, (*found.way, step), part)
+        if isinstance(value, _lru_cache_wrapper) and (result := result_alone(value)) is not NOTHING:
+            yield Outside(f"{found.path}()", found.root, (*found.way, result_alone), result)
     elif issubclass(kind, OF_CLASSES):
         yield from _of_function(found, spelling)
     elif issubclass(kind, ContextVar):
@@ -83,6 +87,25 @@ def values_held(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
             yield from _entries(found, spelling)
         if is_entered_by_name(kind):
             yield from _of_object(found, spelling)
+
+
+def result_alone(function: Any) -> Any:
+    """What a function that caches its calls keeps of the only one that it knows, looked at, not called.
+
+    `NOTHING` where there are none, or others.
+    """
+    if not isinstance(function, _lru_cache_wrapper) or function.cache_info().currsize != 1:
+        return NOTHING
+    held = gc.get_referents(function)
+    place = next((at for at, each in enumerate(held) if each is function.__wrapped__), 0)
+    cache: Any = held[place - 1] if place else {}
+    if not isinstance(cache, dict) or len(cache) != 1:
+        return NOTHING
+    ((key, result),) = cache.items()
+    if function.cache_parameters()["maxsize"] is None:
+        return result
+    others = [each for each in held[: place - 1] if each is not key and not isinstance(each, type)]
+    return others[0] if len(others) == 1 else NOTHING
 
 
 def of_context(variable: ContextVar[Any]) -> Outside:
@@ -128,6 +151,13 @@ def _of_object(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
         if held is not NOTHING or name in spelling.asked:
             yield attribute_of(found, name, held)
     yield from methods_called(type(found.value), spelling)
+
+
+def implied_methods(kind: type) -> Iterator[FunctionType]:
+    """The functions of a class of the user's, and no module's, that code calls without naming them."""
+    written = () if issubclass(kind, nn.Module) else filter(is_looked_into, kind.__mro__)
+    held = (vars(base)[name] for base in written for name in sorted(vars(base).keys() & IMPLIED))
+    return (function for each in held if (function := function_in(each)) is not None)
 
 
 def methods_called(kind: type, spelling: CodeWords) -> Iterator[Outside]:
@@ -203,7 +233,13 @@ def _entries(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
         if not is_spelled and isinstance(held, SEQUENCES):
             is_spelled = key - len(held) in spelling.keys
         if is_spelled or (position < MANY and type(value) not in PLAIN and not isinstance(value, Tensor)):
-            yield Outside(f"{found.path}[{key!r}]", found.root, (*found.way, itemgetter(key)), value)
+            ask = itemgetter(key) if asks_as_pythons(held) else partial(value_at, position=position)
+            yield Outside(f"{found.path}[{key!r}]", found.root, (*found.way, ask), value)
+
+
+def asks_as_pythons(held: Any) -> bool:
+    """Whether asking for an entry gives what is there: a dictionary's class may make something of it."""
+    return not isinstance(held, dict) or type(held).__getitem__ in _ASKING
 
 
 def _goes_through(held: dict[Any, Any], path: str, spelling: CodeWords) -> bool:

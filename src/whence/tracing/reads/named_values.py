@@ -15,13 +15,11 @@ from functools import partial, partialmethod
 from operator import attrgetter, itemgetter, methodcaller
 from types import (
     BuiltinFunctionType,
-    ClassMethodDescriptorType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
     MappingProxyType,
     MemberDescriptorType,
-    MethodDescriptorType,
     MethodType,
     MethodWrapperType,
     ModuleType,
@@ -67,10 +65,7 @@ _NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseExceptio
 _ACCUMULATING = (defaultdict, Counter)
 _LEADING = (type, ref, FunctionType, MappingProxyType, ModuleType)
 """What an attribute may hold that decides by what it leads to."""
-_DESCRIBING = (
-    *(WrapperDescriptorType, MethodWrapperType, MethodDescriptorType, ClassMethodDescriptorType),
-    *(GetSetDescriptorType, MemberDescriptorType),
-)
+_DESCRIBING = (WrapperDescriptorType, MethodWrapperType, GetSetDescriptorType, MemberDescriptorType)
 _LOOKED_INTO = (
     *(nn.Module, BaseException, ContextVar, CodeType, BuiltinFunctionType, type, ref, ModuleType),
     *(*HOLDING, *SEQUENCES, *MAPPINGS, *OF_CLASSES, *CALLING, *_DESCRIBING, Enum),

@@ -159,10 +159,9 @@ def around_modules(modules: Iterable[tuple[ModulePath, nn.Module]]) -> Enclosed:
     called = [held for base in methods for held in vars(base).values()]
     called += [hook for _, module in modules for _, hook in hook_rows(module)]
     for held in called:
-        owner = getattr(held, "__self__", None)
-        if owner is not None and has_state(owner):
+        if has_state(owner := getattr(held, "__self__", held)):
             found.reach("a hook", owner)
-        for function in functions_of(held) if _is_written(function_in(held)) else ():
+        for function in filter(_is_written, functions_of(function_in(held) or held)):
             found.reach(function.__name__, function)
     found.look_everywhere(_is_written)
     return found

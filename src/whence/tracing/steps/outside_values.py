@@ -51,6 +51,7 @@ from whence.provenance import Source
 from whence.tracing.reads.code_words import NO_WORDS, CodeWords
 from whence.tracing.reads.held_values import (
     Step,
+    asks_as_pythons,
     attribute_of,
     items_of,
     methods_called,
@@ -84,6 +85,8 @@ _NOT_WATCHED = (
 _HOLDING = (dict, MappingProxyType, list, tuple, deque)
 _MOST = 10_000
 """Entries of a container that are compared; of a larger one it is how many there are."""
+_ASKS_CLASS = frozenset({"type", "__class__"})
+"""Names with which code looks at the class of an object."""
 _WHOLE = frozenset({"__dict__", "vars"})
 """Names with which code looks at all attributes at once."""
 
@@ -246,7 +249,7 @@ class OutsideReads(NamedValues):
         return id(value) in self._places and not issubclass(type(value), nn.Module)
 
     def _key_to_enter(self, found: Outside) -> tuple[object, ...]:
-        return id(found.root), found.path
+        return id(found.root), found.path, len(found.way)
 
     def _key_to_note(self, found: Outside) -> tuple[object, ...]:
         return id(found.root), found.path
@@ -275,7 +278,8 @@ class OutsideReads(NamedValues):
         names = spelling.names | words.names
         for name in sorted(names):
             held = class_attribute(kind, name)
-            if is_observable(type(held)) and hasattr(type(held), "__get__"):
+            is_computing, is_there = hasattr(type(held), "__get__"), held is not NOTHING
+            if is_observable(type(held)) if is_computing else is_there and _ASKS_CLASS & names:
                 yield of_class(kind, name, held)
             if name in own and not names.isdisjoint(_WHOLE):
                 yield attribute_of(found, name, own[name])
@@ -361,7 +365,7 @@ def _entries(found: Outside) -> Iterator[Outside]:
         yield Outside(f"the keys of {found.path}", found.root, (*found.way, keys_of), keys_of(held))
     else:
         yield Outside(f"the length of {found.path}", found.root, (*found.way, len), len(held))
-    is_plain = not hasattr(type(held), "__missing__")
+    is_plain = asks_as_pythons(held) and not hasattr(type(held), "__missing__")
     for position, (key, value) in enumerate(rows if len(rows) <= _MOST else ()):
         is_said = is_plain and type(key) in (str, int)
         ask: Step = itemgetter(key) if is_said else partial(value_at, position=position)

@@ -28,7 +28,7 @@ from whence.dependence.snapshots import content_of_cell
 from whence.interop.archive.records.reached import Way, at_the_end, reached_from
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly, Said, Unfound
-from whence.tracing.reads.held_values import default_of, part_behind, value_at
+from whence.tracing.reads.held_values import default_of, part_behind, result_alone, value_at
 from whence.tracing.target.caches import of_caches
 
 _CONTENT = "cell_contents"
@@ -410,7 +410,9 @@ def _cell_at(name: str, *variables: str) -> Any:
     return dict(_cells_of(found)).get(variables[-1], NOTHING)
 
 
-_FUNCTIONS: Mapping[Any, str] = MappingProxyType({tuple: "keys", len: "length", type: "class"})
+_FUNCTIONS: Mapping[Any, str] = MappingProxyType(
+    {tuple: "keys", len: "length", type: "class", result_alone: "result"}
+)
 """Steps that are a function alone, and what they are called in a file."""
 _BY_ONE_WORD = MappingProxyType(
     {static_attribute: "held", part_behind: "behind", default_of: "default", value_at: "value"}
