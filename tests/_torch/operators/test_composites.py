@@ -74,6 +74,46 @@ def test_right_in_every_grad_mode(name: str, captured: bool) -> None:
             assert program.verify(model, (X,)).ok
 
 
+SPECTRAL: dict[str, Callable[[Tensor], Any]] = {
+    "singular values": torch.linalg.svdvals,
+    "eigenvalues": lambda w: torch.linalg.eigvalsh(w @ w.mT, "U"),
+    "spectral norm": lambda w: torch.linalg.norm(w, 2, keepdim=True),
+    "nuclear norm": lambda w: torch.linalg.norm(w, ord="nuc", dim=(0, 1)),
+    "smallest value": lambda w: torch.linalg.matrix_norm(w[None], ord=-2),
+    "nuclear norm of matrices": lambda w: torch.linalg.matrix_norm(w, "nuc"),
+    "condition": torch.linalg.cond,
+    "condition by a norm": lambda w: torch.linalg.cond(w, "nuc"),
+    "norm of a method": lambda w: w.norm(p="nuc"),
+    "norm of two dimensions": lambda w: torch.norm(w, p="nuc", dim=(0, 1)),
+    "nuclear_norm": torch.nuclear_norm,
+    "svd": lambda w: torch.svd(w, compute_uv=False)[1],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*nuclear_norm is deprecated")
+@pytest.mark.parametrize("name", SPECTRAL)
+def test_singular_values_are_right_in_every_grad_mode(name: str) -> None:
+    """Eager finds vectors, too, where the values will be differentiated, and other last bits of these."""
+    torch.manual_seed(0)
+    model = Using(lambda x, w, _: SPECTRAL[name](w * x))
+    x = torch.rand(4, 4) + 1
+    program = whence.capture(model, (x,))
+    again = whence.capture(program.module(), (x,))
+    assert [node.target for node in again.nodes()] == [node.target for node in program.nodes()]
+    for runs in (False, True):
+        with torch.set_grad_enabled(runs):
+            assert program.verify(model, (x,)).ok and torch.equal(again.module()(x), model(x))
+
+
+@pytest.mark.parametrize("order", [None, "fro", 1, 2, "nuc"])
+def test_norms_are_those_of_an_export(order: Any) -> None:
+    """Of numbers and of texts, which are two operators."""
+    program = whence.capture(lambda x: torch.linalg.norm(x[0], order), (X,))
+    exported = torch.export.export(Using(lambda x, _w, _b: torch.linalg.norm(x[0], order)), (X,))
+    targets = [node.target for node in exported.graph.nodes if node.op == "call_function"]
+    assert [node.target for node in program.graph.nodes if node.op == "call_function"] == targets
+
+
 @pytest.mark.parametrize("name", KEPT)
 def test_operations_are_those_of_an_export(name: str) -> None:
     """Where nothing else is in the model, the program has the operators that `torch.export` has."""

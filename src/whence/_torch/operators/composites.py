@@ -39,10 +39,11 @@ _COMPARED = frozenset({type(None), bool, int, float, str, list})
 
 @dataclass(frozen=True)
 class CompositeCall:
-    """The arguments of a composite as its operator takes them."""
+    """The arguments of a composite as its operator takes them; another overload of it, where they are its."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    overload: OpOverload | None = None
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Composite:
             return None  # the function says what is wrong
         if call is None or not _is_simple(call):
             return None
-        return replace(call, args=_without_defaults(self.operator, call.args))
+        return replace(call, args=_without_defaults(call.overload or self.operator, call.args))
 
 
 class _Needed:
@@ -233,9 +234,36 @@ def _reshape(input: Any, *_shape: Any, **_named: Any) -> CompositeCall:
     return CompositeCall((input,))
 
 
+def _nuclear(input: Any, *rest: Any, **named: Any) -> CompositeCall:
+    is_of_dims = "dim" in named or isinstance(next(iter(rest), None), tuple | list)
+    overload = aten.nuclear_norm.dim if is_of_dims else aten.nuclear_norm.default
+    return replace(_as_declared(overload, (input, *rest), named), overload=overload)
+
+
+def _of_order(number: OpOverload, text: OpOverload) -> Callable[..., CompositeCall]:
+    """A call whose order is a number, or a text, which is another overload's."""
+
+    def bind(input: Any, *rest: Any, **named: Any) -> CompositeCall:
+        is_text = any(isinstance(each, str) for each in (*rest, *named.values()))
+        overload = text if is_text else number
+        return replace(_as_declared(overload, (input, *rest), named), overload=overload)
+
+    return bind
+
+
 _MATMUL, _SOFTMAX = Composite(aten.matmul.default), Composite(aten.softmax.int)
 _LOG_SOFTMAX = Composite(aten.log_softmax.int)
 
+_OF_ORDERS = {
+    torch.linalg.norm: (aten.linalg_norm.default, aten.linalg_norm.ord_str),
+    torch.linalg.matrix_norm: (aten.linalg_matrix_norm.default, aten.linalg_matrix_norm.str_ord),
+    torch.linalg.cond: (aten.linalg_cond.default, aten.linalg_cond.p_str),
+}
+"""Norms that may be of singular values, for which eager asks whether they will be differentiated."""
+_NORMS: dict[Any, Composite] = {
+    torch.nuclear_norm: Composite(aten.nuclear_norm.default, _nuclear),
+    **{function: Composite(both[0], _of_order(*both)) for function, both in _OF_ORDERS.items()},
+}
 _BY_FUNCTION: dict[Any, Composite] = {
     F.linear: Composite(aten.linear.default),
     torch.matmul: _MATMUL,
@@ -266,6 +294,9 @@ _BY_FUNCTION: dict[Any, Composite] = {
     torch.gru: Composite(aten.gru.input, _recurrent),
     torch.rnn_tanh: Composite(aten.rnn_tanh.input, _recurrent),
     torch.rnn_relu: Composite(aten.rnn_relu.input, _recurrent),
+    torch.svd: Composite(aten.svd.default),
+    torch.linalg.svdvals: Composite(aten.linalg_svdvals.default),
+    torch.linalg.eigvalsh: Composite(aten.linalg_eigvalsh.default),
 }
 
 
@@ -289,8 +320,14 @@ _BY_OPERATOR = {
 """Captured programs call the operators themselves, whose arguments need no translation."""
 _CONTIGUOUS = Composite(aten.clone.default, _contiguous, may_view=True)
 _RESHAPE = Composite(aten._reshape_copy.default, _reshape, may_view=True)
+_NORMS_THEMSELVES = (
+    *(operator for both in _OF_ORDERS.values() for operator in both),
+    *(aten.nuclear_norm.default, aten.nuclear_norm.dim),
+)
 COMPOSITES: Mapping[Any, Composite] = {
     **_BY_OPERATOR,
+    **_NORMS,
+    **{operator: Composite(operator, _itself) for operator in _NORMS_THEMSELVES},
     **_BY_FUNCTION,
     **dict.fromkeys((Tensor.contiguous, aten.contiguous.default), _CONTIGUOUS),
     **dict.fromkeys((Tensor.reshape, torch.reshape, aten.reshape.default), _RESHAPE),
@@ -326,7 +363,7 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
         return None
     if composite is _RESHAPE:
         nodes = (*nodes, recorder.as_nodes(list(result.shape)))
-    func = composite.operator
+    func = call.overload or composite.operator
     if composite.mask is not None and _is_trained(
         named_arguments(func, tuple(nodes), call.kwargs).get(composite.mask)
     ):
@@ -395,7 +432,7 @@ def _appended(recorder: "Recorder", func: Any, args: Any, kwargs: dict[str, Any]
     return node
 
 
-_CALLS_COMPOSITES = frozenset({F.multi_head_attention_forward})
+_CALLS_COMPOSITES = frozenset({F.multi_head_attention_forward, torch.functional.norm, Tensor.norm})
 
 
 def calls_composites(func: Any) -> bool:
