@@ -244,6 +244,7 @@ CAST, KIND, NOTHING_YET = float, Config, None
 SCALED = functools.partial(torch.mul, other=2.0)
 ANSWER = functools.lru_cache(lambda: 2.0)
 METHOD: Any = Thing().scaled
+COVERED: Any = Thing()
 IN_A_DICT = {"scaled": functools.partial(torch.mul, other=2.0)}
 CHOSEN, ATTRIBUTE, PLACE, FACTOR, ACTIVATION = "sine", "shift", 1, 2.0, F.relu
 
@@ -794,6 +795,11 @@ def _by_static_method(_: World) -> Any:
     return _on_class(lambda self, x: Thing.doubled(self.linear(x)), "doubled", staticmethod(torch.sin))
 
 
+def _by_covered_static_method(_: World) -> Any:
+    model = Model(lambda self, x: COVERED.doubled(self.linear(x)))
+    return model, None, lambda patch: patch.setattr(COVERED, "doubled", torch.sin)
+
+
 def _by_added_attribute(_: World) -> Any:
     model = Model(lambda self, x: self.linear(x) * getattr(self.linear.weight, "scale", 1.0))
     return model, None, lambda _: setattr(model.linear.weight, "scale", 3.0)
@@ -810,6 +816,7 @@ CAUGHT: dict[str, Callable[[World], Any]] = {
         _by_added_attribute,
         *(
             _by_static_method,
+            _by_covered_static_method,
             _by_held_method,
             _by_held_reference,
             _by_held_name,

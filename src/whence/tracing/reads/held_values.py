@@ -142,12 +142,16 @@ def of_class(kind: type, name: str, held: object) -> Outside:
     return Outside(f"{kind.__name__}.{name}", kind, (partial(static_attribute, name=name),), held)
 
 
+_COVERABLE = (FunctionType, staticmethod, classmethod)
+"""What classes hold, and an object may have one of its own in the place of."""
+
+
 def _of_object(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     """Attributes of an object, and the methods of its class."""
     for name in sorted(spelling.names):
         held = static_attribute(found.value, name)
-        if isinstance(held, OF_CLASSES) and type(held) is not FunctionType:
-            continue  # a function may be covered by one of the object's own
+        if isinstance(held, OF_CLASSES) and type(held) not in _COVERABLE:
+            continue
         if held is not NOTHING or name in spelling.asked:
             yield attribute_of(found, name, held)
     yield from methods_called(type(found.value), spelling)

@@ -174,7 +174,8 @@ class OutsideReads(NamedValues):
         elif is_computed:  # or by `__getattr__`: what that reads is seen
             function = function_in(attribute)
             words = NO_WORDS if function is None else CodeWords.of(function.__code__)
-            for part in (of_class(type(holder), name, attribute), *self._unseen(at, words)):
+            own = [] if isinstance(attribute, cached_property) else [attribute_of(at, name, attribute)]
+            for part in (of_class(type(holder), name, attribute), *own, *self._unseen(at, words)):
                 self.walk(part, source, words)
         return True
 
