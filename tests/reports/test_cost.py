@@ -399,6 +399,9 @@ def test_what_no_result_needs_is_named(
         assert sum(row.flops for row in cost.unread) == flops
         assert cost.total.total_flops + flops == counter.get_total_flops()
         assert {row.phase for row in cost.unread} == {phase}
+        assert any("gradients that no result needs" in gap for gap in each.memory().gaps) == (
+            phase == "backward"
+        )
         assert f"eager also computes {flops / 1000 if flops > 999 else flops:.3g}" in str(each.report())
 
 

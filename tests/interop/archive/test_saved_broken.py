@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import json
 import os
 import pickle
 import random
@@ -254,6 +255,35 @@ def _called_otherwise(data: Any) -> None:
     graph["targets"][graph["targets"].index(item)] = branches
 
 
+def _operands_swapped(data: Any) -> None:
+    """A branch takes the weight where it took the input."""
+    graph, targets = data["graphs"][0], data["tables"]["targets"]
+    branches = targets.index(["higher order", "cond"])
+    at = graph["targets"].index(branches)
+    forms = data["tables"]["forms"]
+    before = sum(json.dumps(forms[form]).count('"node"') for form in graph["forms"][:at])
+    count = json.dumps(forms[graph["forms"][at]]).count('"node"')
+    graph["reads"][before + count - 1], graph["reads"][before + 3] = (
+        graph["reads"][before + 3],
+        graph["reads"][before + count - 1],
+    )
+
+
+def _written_elsewhere(data: Any) -> None:
+    """The count that a run changes is said to be a parameter."""
+    (row,) = [row for row in data["graphs"][0]["records"] if row[3]]
+    row[3][0][0] = data["graphs"][0]["names"].index("p_kept")
+
+
+def _loss_renamed(data: Any) -> None:
+    names = data["signature"]["outputs"]["columns"]["name"]
+    names[names.index("loss")] = "other"
+
+
+def _condition_of_a_number(data: Any) -> None:
+    data["convention"]["sizes"]["rules"]["columns"]["condition"][0] = 0
+
+
 def _loss_in_the_backward(data: Any) -> None:
     graph = data["graphs"][0]
     graph["origins"][graph["names"].index("sum_1")] = graph["origins"][-2]
@@ -285,7 +315,11 @@ def _three_arguments(data: Any) -> None:
         ("preserved", lambda data: data["calls"].update(preserved=[0]), "the program itself is called"),
         ("branch", _self_inside, "takes what fx calls its module"),
         ("branch", _called_otherwise, "cond with 2 arguments"),
-        ("sizes", _read_otherwise, "addmm, aten.addmm.default: "),
+        ("branch, joint", _operands_swapped, "gives its branches something else"),
+        ("constants", _written_elsewhere, "is written where something else is"),
+        ("sizes", _read_otherwise, "t, aten.t.default: it gives"),
+        ("joint", _loss_renamed, "the loss is called other"),
+        ("sizes", _condition_of_a_number, "a int stands where only str may"),
         ("joint", _loss_in_the_backward, "the loss is computed in its own backward"),
         ("preserved", lambda data: data["calls"].update(preserved=[1]), "program itself is called as it was"),
         ("forward", _read_otherwise, "linear, aten.linear.default: "),

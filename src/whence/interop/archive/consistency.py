@@ -5,8 +5,10 @@ from collections.abc import Iterator, Set
 import torch
 from torch import Tensor, fx
 
+from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import may_give, op_name
 from whence._torch.pytrees import TreeSpec, tree_unflatten, unmade_in
+from whence._torch.sizes.symbols import has_open_sizes
 from whence.interop.archive.records.checked import Unreadable
 from whence.program import Calls, Convention, FlatProgram, Named, Structure
 from whence.program.arguments.containers import containers_in, containers_of
@@ -45,6 +47,7 @@ def _faults_found(program: FlatProgram) -> Iterator[str]:
     yield from _of_records(program, nodes)
     yield from _of_signature(program, nodes)
     yield from _of_values(program)
+    yield from _of_branches(program)
     yield from _of_modules(program)
     yield from _of_guards(program.guards, program.convention)
     yield from (fault.what for fault in faults(program, without_state=True))
@@ -118,6 +121,7 @@ def _of_convention(program: FlatProgram) -> Iterator[str]:
 
 def _of_records(program: FlatProgram, nodes: Set[str]) -> Iterator[str]:
     calls = range(len(program.calls.rows))
+    state = {row.name: row.value for row in program.signature.state}
     for node in program.graph.nodes:
         record = record_of(node)
         if record.adjoint is None and not record.versions and not record.unclear:
@@ -129,6 +133,9 @@ def _of_records(program: FlatProgram, nodes: Set[str]) -> Iterator[str]:
             yield f"{node.name} has a gradient of a call that was not made"
         if not names.union(base for base, _ in record.versions) <= nodes:
             yield f"{node.name} speaks of a node that does not exist"
+        written = [state[base] for base, _ in record.versions if base in state]
+        if any(_kind_of(node.meta.get("val")) != _kind_of(value) for value in written):
+            yield f"{node.name} is written where something else is"
 
 
 def _of_signature(program: FlatProgram, nodes: Set[str]) -> Iterator[str]:
@@ -146,6 +153,8 @@ def _of_signature(program: FlatProgram, nodes: Set[str]) -> Iterator[str]:
     for output in signature.outputs_of(OutputKind.LOSS):
         if output.node in nodes and origin_of(program.node(output.node)).phase is Phase.BACKWARD:
             yield "the loss is computed in its own backward"
+        if output.name != "loss":
+            yield f"the loss is called {output.name}"
     for output in signature.outputs:
         if output.of is not None and output.of not in inputs:
             yield f"the output {output.name} is of an input that does not exist"
@@ -174,6 +183,25 @@ def _of_values(program: FlatProgram) -> Iterator[str]:
             known = given.meta.get("val") if isinstance(given, fx.Node) else None
             if not isinstance(known, Tensor) or not isinstance(value, Tensor):
                 yield f"{node.name} hands on no gradient"
+
+
+def _of_branches(program: FlatProgram) -> Iterator[str]:
+    """Branches take what they are given, where sizes are fixed."""
+    for node in program.nodes():
+        if op_name(node.target) != "cond" or node.op != "call_function":
+            continue
+        given = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in node.args[3]]
+        for inner in (nested_graph(source) for source in node.args[1:3]):
+            taken = [] if inner is None else inner.graph.find_nodes(op="placeholder")
+            pairs = list(zip(given, (each.meta.get("val") for each in taken), strict=False))
+            if len(given) != len(taken) or any(
+                _kind_of(a) != _kind_of(b) for a, b in pairs if _are_fixed(a, b)
+            ):
+                yield f"{node.name} gives its branches something else than they take"
+
+
+def _are_fixed(*values: object) -> bool:
+    return all(isinstance(value, Tensor) and not has_open_sizes(value) for value in values)
 
 
 def _of_modules(program: FlatProgram) -> Iterator[str]:

@@ -154,7 +154,7 @@ def memory_in(storages: Storages) -> Memory:
 
 def _gaps(storages: Storages) -> dict[str, int]:
     """What kernels keep for themselves while they run, checkpoints beside their arguments, and autograd while
-    it differentiates a write through a view."""
+    it differentiates a write through a view, or for a value that the model made a leaf."""
     found = Counter[str]()
     for node in storages.nodes:
         if has_memory_of_its_own(node) and storages.kernel(node) is None:
@@ -164,9 +164,17 @@ def _gaps(storages: Storages) -> dict[str, int]:
     for is_copying, nodes in groupby(storages.nodes, key=_is_of_autograd):
         if is_copying and any(op_name(node.target) == "aten.clone.default" for node in nodes):
             found["a write through a view: what its derivative copies"] += 1
+    unread = storages.program.circumstances.unread
+    if unread is not None and (count := sum(map(_is_gradient, unread.graph.nodes))):
+        found["gradients that no result needs: they, and what eager keeps for them"] = count
     if storages.runs:
         found["checkpoint: the states of generators that it keeps"] = len(storages.runs)
     return dict(found)
+
+
+def _is_gradient(node: fx.Node) -> bool:
+    origin = origin_of(node)
+    return node.op == "call_function" and origin.forward is not None and not origin.recomputed
 
 
 def _is_of_autograd(node: fx.Node) -> bool:

@@ -27,8 +27,7 @@ def unread_operations(gone: Iterable[fx.Node], name: str) -> fx.GraphModule | No
             if source not in made:
                 made[source] = placeholder(graph, source.name, {"val": source.meta.get("val")})
         made[node] = graph.node_copy(node, made.__getitem__)
-        origin = origin_of(node)._replace(forward=None)
-        made[node].meta = {"val": node.meta.get("val"), RECORD: NodeRecord(origin)}
+        made[node].meta = {"val": node.meta.get("val"), RECORD: NodeRecord(origin_of(node))}
     graph.output(())
     return graph_module(nn.Module(), graph, name) if made else None
 

@@ -302,7 +302,7 @@ SPECIAL: dict[tuple[type, str], Form] = {
     (ExpectedTensor, "copied"): Choice((_SIZES,), True),
     (TensorFacts, "shape"): _SIZES,
     (TensorFacts, "strides"): Choice((_SIZES,), True),
-    (SizeRule, "condition"): kinds.SIZED,
+    (SizeRule, "condition"): kinds.CONDITION,
     (Sizes, "shapes"): Row(Choice((_SIZES,), True), tuple),
     (Reading, "name"): kinds.IDENTIFIER,
     (Origin, "forward"): _NAME,

@@ -101,6 +101,7 @@ def _as_it_is(_writer: Any, value: Any) -> Any:
 
 NOWHERE = Special("nothing", _read_none, _read_none)
 SIZED = Special("sized", _as_it_is, lambda _, data: sized(data))
+CONDITION = Special("sized", _as_it_is, lambda _, data: sized(text(data)))
 IDENTIFIER = Special("identifier", _as_it_is, lambda _, data: identifier(data))
 SYMBOL = Special("symbol", _as_it_is, lambda reader, data: reader.symbol(text(data)))
 """PyTorch's word for a size, which is another one where the size is made again."""
