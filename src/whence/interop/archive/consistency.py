@@ -1,6 +1,7 @@
 """What the parts of a program that was read must keep to, so that each finds what it names in the others."""
 
 from collections.abc import Iterator, Set
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -190,13 +191,13 @@ def _of_branches(program: FlatProgram) -> Iterator[str]:
     for node in program.nodes():
         if op_name(node.target) != "cond" or node.op != "call_function":
             continue
-        given = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in node.args[3]]
-        for inner in (nested_graph(source) for source in node.args[1:3]):
-            taken = [] if inner is None else inner.graph.find_nodes(op="placeholder")
-            pairs = list(zip(given, (each.meta.get("val") for each in taken), strict=False))
-            if len(given) != len(taken) or any(
-                _kind_of(a) != _kind_of(b) for a, b in pairs if _are_fixed(a, b)
-            ):
+        arguments: Any = node.args
+        given = [each.meta.get("val") if isinstance(each, fx.Node) else each for each in arguments[3]]
+        for inner in map(nested_graph, arguments[1:3]):
+            inside = () if inner is None else inner.graph.nodes
+            taken = [each.meta.get("val") for each in inside if each.op == "placeholder"]
+            pairs = [pair for pair in zip(given, taken, strict=False) if _are_fixed(*pair)]
+            if len(given) != len(taken) or any(_kind_of(a) != _kind_of(b) for a, b in pairs):
                 yield f"{node.name} gives its branches something else than they take"
 
 
