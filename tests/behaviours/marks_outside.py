@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -251,6 +251,28 @@ def another_object_of_the_class() -> Scene:
     box: Any = Box()
     box.loss = Keeping()
     return scene(lambda loss: box.loss.apply(loss) + 0.0, lambda _: setattr(box, "loss", Keeping()))
+
+
+class Shared:
+    """Its instances have one state."""
+
+    state: ClassVar[dict[str, Any]] = {}
+    taken: int
+
+    def __init__(self) -> None:
+        self.__dict__ = self.state
+
+
+@row(SAME)
+def objects_with_one_state() -> Scene:
+    first, second = Shared(), Shared()
+    first.taken = 0
+
+    def read(loss: Tensor) -> Tensor:
+        first.taken += 1
+        return loss * second.taken
+
+    return scene(read, lambda _: None)
 
 
 class Making(OrderedDict[str, type]):

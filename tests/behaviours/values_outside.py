@@ -272,7 +272,7 @@ def scaling(change: Callable[[GradScaler, int], Any]) -> Scene:
         scaler.scale(loss).backward()
         scaler.step(own)
         scaler.update()
-        return scaler.scale(loss.detach())  # type: ignore[return-value]
+        return scaler.scale(loss.detach())
 
     return Scene(model, own, step, partial(change, scaler))
 
@@ -327,7 +327,7 @@ def a_length_of_a_subset() -> Scene:
 
 @row("cumulative_sizes")
 def a_length_of_several() -> Scene:
-    held = ConcatDataset([data(), data()])
+    held: Any = ConcatDataset([data(), data()])
     return of_length(held, lambda number: held.cumulative_sizes.__setitem__(-1, 8 + number))
 
 

@@ -269,7 +269,8 @@ def inside_of(expected: Expectation) -> tuple[Expectation, ...]:
         case Items(_, items) | Entries(_, _, items):
             return items
         case ExpectedFunction():
-            return *expected.arguments, *(item for _, item in expected.keywords), *expected.closure
+            named = (*expected.keywords, *expected.attributes)
+            return *expected.arguments, *(item for _, item in named), *expected.closure
         case Hooks(rows):
             return tuple(function for _, function in rows)
     return ()

@@ -10,6 +10,7 @@ from whence.program.guards.expectations import (
     ExpectedFunction,
     ExpectedHolder,
     ExpectedTensor,
+    ExpectedThing,
     ExpectedWords,
     Hooks,
     Missing,
@@ -22,7 +23,7 @@ from whence.schema import GuardKind, Strictness
 _STRICTNESS: Mapping[type, Strictness] = {
     **{Reference: Strictness.IDENTITY, ExpectedFunction: Strictness.IDENTITY, Hooks: Strictness.IDENTITY},
     **{ExpectedTensor: Strictness.METADATA, ExpectedHolder: Strictness.TYPE, Missing: Strictness.ABSENT},
-    **{ExpectedWords: Strictness.SAME, SizeRule: Strictness.CONDITION},
+    **{ExpectedWords: Strictness.SAME, SizeRule: Strictness.CONDITION, ExpectedThing: Strictness.TYPE},
 }
 
 

@@ -90,9 +90,9 @@ def values_held(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
 
 
 def result_alone(function: Any) -> Any:
-    """What a function that caches its calls keeps of the only one that it knows, looked at, not called.
+    """What a function that caches its calls, and takes no arguments, keeps of its call; it is not called.
 
-    `NOTHING` where there are none, or others.
+    `NOTHING` where it was not called yet, and for any other function.
     """
     if not isinstance(function, _lru_cache_wrapper) or function.cache_info().currsize != 1:
         return NOTHING
@@ -102,6 +102,8 @@ def result_alone(function: Any) -> Any:
     if not isinstance(cache, dict) or len(cache) != 1:
         return NOTHING
     ((key, result),) = cache.items()
+    if key != ():
+        return NOTHING
     if function.cache_parameters()["maxsize"] is None:
         return result
     others = [each for each in held[: place - 1] if each is not key and not isinstance(each, type)]

@@ -68,7 +68,7 @@ class Enclosed:
         self._add(rows)
         self.theirs = [*theirs]
         self.reached: list[tuple[str, Any]] = []
-        self._known = {*map(_identity, (*self.rows, *self.theirs))}
+        self._known = {each for row in (*self.rows, *self.theirs) for each in _identities(row)}
 
     def reach(self, path: str, thing: Any) -> None:
         """The step comes to a thing, or to a function with variables of its own."""
@@ -76,9 +76,8 @@ class Enclosed:
             return
         self.reached.append((path, thing))
         found = _state_of_function(path, thing) if isinstance(thing, FunctionType) else _state_of(path, thing)
-        new = [row for row in found if _identity(row) not in self._known]
-        self._known |= {id(thing), *map(_identity, new)}
-        self._add(new)
+        new = self.look_at(found)
+        self._known.add(id(thing))
         for row in new if isinstance(thing, FunctionType) else ():
             if row.kind is not ATTRIBUTES and (has_state(row.before) or is_looked_at_whole(row.before)):
                 self.reach(row.path, row.before)
@@ -102,11 +101,12 @@ class Enclosed:
             known |= {id(row.thing) for row in new}
             self.look_at(new)
 
-    def look_at(self, rows: Iterable[Saved]) -> None:
-        """Look at more that is known as it was."""
-        new = [row for row in rows if _identity(row) not in self._known]
-        self._known |= {*map(_identity, new)}
-        self.rows += new
+    def look_at(self, rows: Iterable[Saved]) -> list[Saved]:
+        """Look at more that is known as it was; gives what of it is new."""
+        new = [row for row in rows if _identities(row)[0] not in self._known]
+        self._known |= {each for row in new for each in _identities(row)}
+        self._add(new)
+        return new
 
     def look_everywhere(self, is_theirs: Callable[[object], bool] | None = None) -> None:
         """Look at all that what is known leads to, and functions that are the user's: code that runs where
@@ -130,7 +130,11 @@ class Enclosed:
 
     def has_changed(self, thing: object, name: str) -> bool:
         """Whether a thing that was looked at holds something else under a name now."""
-        rows = (row for row in self.rows if row.thing is thing and row.kind in (ATTRIBUTES, SLOTS))
+        held = own_attributes(thing)  # which several instances may have in common
+        rows = (
+            row for row in self.rows if row.kind in (ATTRIBUTES, SLOTS) and type(row.thing) is type(thing)
+        )
+        rows = (row for row in rows if row.thing is thing or own_attributes(row.thing) is held)
         return any(name in row.names_changed() for row in rows)
 
     def renewed(self) -> set[str]:
@@ -215,9 +219,14 @@ def is_looked_at_whole(value: Any) -> bool:
     return not kinds <= {SLOTS, CLASS} or (bool(kinds) and is_observable(kind))
 
 
-def _identity(row: Saved) -> int:
-    """What a row is about; of the variables of a file each by itself."""
-    return hash((id(row.thing.namespace), row.thing.name)) if row.kind is VARIABLE else id(row.thing)
+def _identities(row: Saved) -> tuple[int, ...]:
+    """What a row is about: of the variables of a file each by itself, and of attributes where they are kept,
+    which several instances may have in common; then the thing itself."""
+    if row.kind is VARIABLE:
+        return (hash((id(row.thing.namespace), row.thing.name)),)
+    if row.kind is ATTRIBUTES and has_attributes(row.thing):
+        return id(own_attributes(row.thing)), id(row.thing)
+    return (id(row.thing),)
 
 
 def _schedules_held(held: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
