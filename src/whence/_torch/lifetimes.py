@@ -1,6 +1,7 @@
 """From when to when the tensors of a run are held, by whoever: variables of Python hold some after their last
 use."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -19,7 +20,8 @@ class Lifetimes:
     def follow(self, tensor: Tensor, node: fx.Node) -> None:
         """Note when it is let go of."""
         self.made[node] = len(self.made)
-        self._references.append(ref(tensor, partial(self._let_go, node)))
+        self._references.append(ref(tensor, partial(_let_go, self.made, self.gone, node)))
 
-    def _let_go(self, node: fx.Node, _reference: object) -> None:
-        self.gone[node] = len(self.made) - 1
+
+def _let_go(made: Mapping[fx.Node, int], gone: dict[fx.Node, int], node: fx.Node, _reference: object) -> None:
+    gone[node] = len(made) - 1
