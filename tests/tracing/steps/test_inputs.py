@@ -63,3 +63,23 @@ def test_a_kernel_that_needs_numbers_fixes_them() -> None:
     schedule.step()
     with pytest.raises(whence.StaleCapture, match="'lr'"):
         run(batch())
+
+
+def test_a_gradient_with_a_history_is_refused() -> None:
+    """Autograd follows it from step to step, which one program cannot."""
+    model, optimizer = small()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = model(x).sin().mean()
+        loss.backward()
+        for parameter in model.parameters():
+            assert parameter.grad is not None
+            parameter.grad.add_(parameter, alpha=0.1)
+        optimizer.step()
+        return loss.detach()
+
+    step(batch())
+    with pytest.raises(
+        whence.UnsupportedStep, match="weight requires a gradient itself when the step begins"
+    ):
+        whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)

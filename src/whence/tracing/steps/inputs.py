@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from whence.errors import UnsupportedStep
 from whence.program.arguments.optimizer_arguments import (
     EVERYWHERE,
     OWN,
@@ -82,11 +83,23 @@ def gradients_of_before(session: StepSession) -> Iterator[StepInput]:
     for row in session.run.subject.state:
         if row.is_parameter and row.tensor.grad is not None:
             refuse_alias(row.tensor.grad, memory, f"the gradient of {row.paths[0]}")
+            _refuse_followed(row.tensor.grad, f"the gradient of {row.paths[0]}")
             path = f"{row.paths[0]}.grad"
             node = session.recorder.adopt(row.tensor.grad, "_".join(["s", *row.paths[0], "grad"]))
             session.step.taken[id(row.tensor)] = node
             said = f"the gradient {path}"
             yield session.input_row(node, path, said=said, of=row, kind=InputKind.STEP_STATE)
+
+
+def _refuse_followed(gradient: Tensor, name: str) -> None:
+    """Raise `UnsupportedStep` for a gradient with a history: no input has one."""
+    if gradient.requires_grad:
+        raise UnsupportedStep(
+            f"{name} requires a gradient itself when the step begins",
+            why="it was changed where gradients are on, with something that requires one: autograd follows it "
+            "from step to step, and a program is one step",
+            remedy="change gradients under torch.no_grad(), or clear them before the step",
+        )
 
 
 def _begin(session: StepSession, found: Optimizing, wish: StepAssumptions) -> None:
