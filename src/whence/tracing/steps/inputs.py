@@ -96,8 +96,8 @@ def _refuse_followed(gradient: Tensor, name: str) -> None:
     if gradient.requires_grad:
         raise UnsupportedStep(
             f"{name} requires a gradient itself when the step begins",
-            why="it was changed where gradients are on, with something that requires one: autograd follows it "
-            "from step to step, and a program is one step",
+            why="it was changed where gradients are on, with something that requires one: autograd follows "
+            "it from step to step, and a program is one step",
             remedy="change gradients under torch.no_grad(), or clear them before the step",
         )
 
