@@ -31,6 +31,18 @@ def test_what_is_aside_of_a_program() -> None:
     assert said.held["addmm"] == ("addmm", "addmm_1") and said.held["add"] == ("mul", "addmm_1")
 
 
+def test_a_program_that_runs_nothing() -> None:
+    """All that is computed is needed for no result."""
+    program = whence.capture(_returns_its_argument, (torch.randn(2, 4),))
+    said = program.circumstances
+    assert said.unread is not None and said.held == {} and program.memory().peak == 2 * 4 * 4
+
+
+def _returns_its_argument(x: Tensor) -> Tensor:
+    held = x + 1
+    return x if held.ndim else held
+
+
 def test_a_program_that_runs_all_has_nothing_aside() -> None:
     """And neither have its copies."""
     program = whence.capture(nn.Linear(4, 4), (torch.randn(2, 4),), backward=torch.sum)

@@ -53,7 +53,9 @@ def held_by_python(
                 continue
             read = max((made.get(user, 0) for user in node.users), default=begins) if is_left else begins
             at = bisect_right(moments, ends) - 1
-            if ends > read and moments[at] > read and origin_of(there[at]).phase is origin_of(node).phase:
+            if at < 0 or moments[at] <= read:
+                continue
+            if origin_of(there[at]).phase is origin_of(node).phase:
                 since = node if is_left else there[bisect_right(moments, begins)]
                 found[node.name] = since.name, there[at].name
     return found
