@@ -181,15 +181,20 @@ class Drawing(nn.Linear):
         return super().forward(input)
 
 
+def drawn_by_default(draw: Callable[[], float] = random.random) -> float:
+    """As generated code draws that keeps a function in a default argument (beartype)."""
+    return draw()
+
+
 @pytest.mark.parametrize(
     "draw",
-    [lambda: random.seed(0), lambda: np.random.rand(3), lambda: random.getrandbits(80)],
-    ids=["seed", "array", "long"],
+    [lambda: random.seed(0), lambda: np.random.rand(3), lambda: random.getrandbits(80), drawn_by_default],
+    ids=["seed", "array", "long", "default"],
 )
 def test_what_no_program_holds_is_refused(draw: Callable[[], object]) -> None:
-    """A seed, an array, a number beyond 64 bits: refused with the example, too."""
+    """A seed, an array, a number beyond 64 bits, one that nobody sees: refused with the example, too."""
     model, before = Drawing(draw), generators()
-    with pytest.raises(whence.SideEffect):
+    with pytest.raises(whence.SideEffect, match="a number of up to 64 bits"):
         whence.capture(model, (X,), decide="example")
     assert differing(before, generators()) == []
 

@@ -169,8 +169,9 @@ def _drew(source: str, subject: Subject, where: Place) -> Fault:
         f"{subject.name} draws from {source} while it runs",
         where=where,
         why="the number would be a constant of the program, the same in every run",
-        remedy="draw it outside and pass it in; or, where it is a number, let the example decide with "
-        'decide="example", and every run draws as eager does, and is held to the decisions',
+        remedy="draw it outside and pass it in; or, where it is a number of up to 64 bits, and no default "
+        'argument draws it, let the example decide with decide="example", and every run draws as eager does, '
+        "and is held to the decisions",
     )
 
 
