@@ -191,7 +191,7 @@ class Scaled(SGD):
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, lr=0.1)
         self.box, self.kind, self.names = Box(), Kind.PLAIN, {1}
-        self.function: Read = torch.Tensor.clone
+        self.function: Read = torch.clone
 
     @property
     def outside(self) -> float:

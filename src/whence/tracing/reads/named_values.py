@@ -15,11 +15,13 @@ from functools import partial, partialmethod
 from operator import attrgetter, itemgetter, methodcaller
 from types import (
     BuiltinFunctionType,
+    ClassMethodDescriptorType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
     MappingProxyType,
     MemberDescriptorType,
+    MethodDescriptorType,
     MethodType,
     MethodWrapperType,
     ModuleType,
@@ -65,7 +67,10 @@ _NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseExceptio
 _ACCUMULATING = (defaultdict, Counter)
 _LEADING = (type, ref, FunctionType, MappingProxyType, ModuleType)
 """What an attribute may hold that decides by what it leads to."""
-_DESCRIBING = (WrapperDescriptorType, MethodWrapperType, GetSetDescriptorType, MemberDescriptorType)
+_DESCRIBING = (
+    *(WrapperDescriptorType, MethodWrapperType, MethodDescriptorType, ClassMethodDescriptorType),
+    *(GetSetDescriptorType, MemberDescriptorType),
+)
 _LOOKED_INTO = (
     *(nn.Module, BaseException, ContextVar, CodeType, BuiltinFunctionType, type, ref, ModuleType),
     *(*HOLDING, *SEQUENCES, *MAPPINGS, *OF_CLASSES, *CALLING, *_DESCRIBING, Enum),
@@ -199,8 +204,12 @@ class NamedValues:
         )
 
     def _is_opaque(self, value: object) -> bool:
-        """Whether a value is an object of C, into which nobody can look: another one decides otherwise."""
-        return not issubclass(type(value), _LOOKED_INTO) and not has_attributes(value)
+        """Whether a value is an object of C, into which nobody can look: another one decides otherwise. Its
+        class has a name, which a file can tell."""
+        kind = type(value)
+        if issubclass(kind, _LOOKED_INTO) or has_attributes(value):
+            return False
+        return getattr(sys.modules.get(kind.__module__), kind.__qualname__, None) is kind
 
     def _key_to_enter(self, found: Outside) -> tuple[object, ...]:
         return (id(found.value),)
