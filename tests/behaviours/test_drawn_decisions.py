@@ -188,15 +188,21 @@ def drawn_by_default(draw: Callable[[], float] = random.random) -> float:
 
 @pytest.mark.parametrize(
     "draw",
-    [lambda: random.seed(0), lambda: np.random.rand(3), lambda: random.getrandbits(80), drawn_by_default],
-    ids=["seed", "array", "long", "default"],
+    [lambda: random.seed(0), lambda: np.random.rand(3), lambda: random.getrandbits(80)],
+    ids=["seed", "array", "long"],
 )
 def test_what_no_program_holds_is_refused(draw: Callable[[], object]) -> None:
-    """A seed, an array, a number beyond 64 bits, one that nobody sees: refused with the example, too."""
+    """A seed, an array, a number beyond 64 bits: refused with the example, too."""
     model, before = Drawing(draw), generators()
     with pytest.raises(whence.SideEffect, match="a number of up to 64 bits"):
         whence.capture(model, (X,), decide="example")
     assert differing(before, generators()) == []
+
+
+def test_what_a_default_argument_draws_is_refused() -> None:
+    """Nobody sees it drawn: where other threads run, it may as well have been one of them."""
+    with pytest.raises(whence.SideEffect, match="no default argument draws it"):
+        whence.capture(Drawing(drawn_by_default), (X,), decide="example")
 
 
 def test_in_files_and_elsewhere(tmp_path: Path) -> None:

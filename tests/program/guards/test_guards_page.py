@@ -101,8 +101,7 @@ not guarded
   functions called from forward: that forward itself and the methods it looks up are the same is guarded, \
 and so are numbers, texts, flags, tensors and functions that they name, or that functions name which they \
 call, in variables and on objects, classes and tensors around; what else such an object leads to is not, nor \
-what is called further on, or closed over by functions of libraries; nor an attribute that a tensor gets \
-later\
+what is called further on, or closed over by functions of libraries\
 """
 
 
@@ -124,7 +123,7 @@ def test_a_deep_model_prints_a_page() -> None:
         return str(whence.capture(model, *inputs_of("llama")).guards)
 
     page = printed(32)
-    assert len(page.splitlines()) == len(printed(2).splitlines()) < 110
+    assert len(page.splitlines()) == len(printed(2).splitlines()) < 140
     assert "LlamaAttention · 32 of them · model.layers.*.self_attn" in page
 
 

@@ -29,6 +29,8 @@ _SECTIONS = {
     "process": (GuardKind.MODE, GuardKind.HOOKS),
 }
 _WIDTH = 72
+_MANY_ENTRIES = 8
+"""Entries of one container that have a line each."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -208,9 +210,18 @@ def page(
 
 
 def _section_lines(rows: Sequence[Guard]) -> Iterator[str]:
-    """A line for each, and one for all functions that variables hold."""
+    """A line for each, one for a container with many entries, and one for all functions of variables."""
     functions = [row.what for row in rows if _is_about_function(row)]
-    yield from (_line(guard.what, guard, 1, 1) for guard in rows if not _is_about_function(guard))
+    by_name: dict[str, list[Guard]] = {}
+    for guard in rows:
+        if not _is_about_function(guard):
+            by_name.setdefault(guard.what.partition("[")[0], []).append(guard)
+    for name, same in by_name.items():
+        if len(same) <= _MANY_ENTRIES:
+            yield from (_line(guard.what, guard, 1, 1) for guard in same)
+        else:
+            source = "" if same[-1].source is None else f"  {same[-1].source.short}"
+            yield f"  {name:<24} {len(same)} with its entries{source}"
     yield from [f"  {'functions':<24} {', '.join(functions)}"] if functions else []
 
 
