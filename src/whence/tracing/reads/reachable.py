@@ -184,9 +184,7 @@ class Reachable:
     ) -> None:
         code, cells = function.__code__, function.__closure__ or ()
         held = self._held_words(function, None) if held is None else held
-        is_near = depth > _DEEP - _NEAR
-        key = (id(code), *map(id, cells), held, is_near)
-        if not self._is_user(code) or not self._is_new(key, (function, cells)):
+        if not self._is_user(code) or not self._is_new((id(code), *map(id, cells), held), (function, cells)):
             return
         names, inner = frozenset[str](), list(codes_in(code))
         for each in inner:
@@ -210,7 +208,7 @@ class Reachable:
                     self._follow(row.before, name, (code, name), names, depth - 1)
         for value in defaults_of(function):
             self._follow(value, f"a default argument of {path}", (code, path), names, depth - 1)
-        if is_near:
+        if depth > _DEEP - _NEAR:
             for module in imported(code, function.__globals__):
                 self._follow(module, module.__name__, (code, module.__name__), names, depth)
             self._named.function(function, path, CodeWords.of(code).and_held(held))
