@@ -74,7 +74,8 @@ def values_held(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
             step = partial(part_behind, position=position)
             path = f"{found.path}{_access_behind(value, position)}"
             yield Outside(path, found.root, (*found.way, step), part)
-        if isinstance(value, _lru_cache_wrapper) and (result := result_alone(value)) is not NOTHING:
+        result = result_alone(value)
+        if result is not NOTHING and type(result) not in PLAIN:  # which never changes
             yield Outside(f"{found.path}()", found.root, (*found.way, result_alone), result)
     elif issubclass(kind, OF_CLASSES):
         yield from _of_function(found, spelling)
