@@ -108,10 +108,10 @@ class Saved:
         held, which hold the same."""
         if self.kind not in (ATTRIBUTES, CLASS, SLOTS, LOCAL):
             return [self.path]
-        return [f"{self.path}.{name}" for name in self.names_changed(but_copies=but_copies)]
+        return [f"{self.path}.{name}" for name in self.keys_changed(but_copies=but_copies)]
 
-    def names_changed(self, *, but_copies: bool = False) -> list[str]:
-        """The same names by themselves."""
+    def keys_changed(self, *, but_copies: bool = False) -> list[str]:
+        """The same names without the path."""
         now = self.kind.read(self.thing)
         return [
             name

@@ -304,12 +304,9 @@ class Reads:
     def _is_left(self, found: object) -> bool:
         """Whether a thing is watched already, leads nowhere, or is one at which a step looks by itself."""
         kind = type(found)
-        is_of_step = self._outside is not None and issubclass(kind, _OF_STEPS) and not is_observable(kind)
-        return (
-            issubclass(kind, _ATOMS)
-            or is_of_step
-            or any(id(found) in ids for ids in (self._known, self.passed_over))
-        )
+        if issubclass(kind, _ATOMS) or id(found) in self._known or id(found) in self.passed_over:
+            return True
+        return self._outside is not None and issubclass(kind, _OF_STEPS) and not is_observable(kind)
 
     def _own_attributes(self, held: Any, path: ModulePath) -> None:
         """A container of a class of the user's may have attributes beside what it contains."""

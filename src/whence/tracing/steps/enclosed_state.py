@@ -88,7 +88,6 @@ class Enclosed:
 
     def look_at_modules(self, name: str, modules: Iterable[tuple[ModulePath, nn.Module]]) -> None:
         """Attributes of the model, and containers among them, are as good as those of a trainer."""
-        known = {id(row.thing) for row in self.rows}
         for path, module in modules:
             held = str(path) if path else name
             plain = {key: value for key, value in own_attributes(module).items() if key not in OF_MODULES}
@@ -96,10 +95,7 @@ class Enclosed:
                 (f"{held}.{key}", value) for key, value in plain.items() if isinstance(value, CONTAINERS)
             ]
             rows = [Saved(held, module, ATTRIBUTES, dict(own_attributes(module)))]
-            rows += containers_saved(within, keyed=True)
-            new = [row for row in rows if id(row.thing) not in known]
-            known |= {id(row.thing) for row in new}
-            self.look_at(new)
+            self.look_at([*rows, *containers_saved(within, keyed=True)])
 
     def look_at(self, rows: Iterable[Saved]) -> list[Saved]:
         """Look at more that is known as it was; gives what of it is new."""
@@ -135,7 +131,7 @@ class Enclosed:
             row for row in self.rows if row.kind in (ATTRIBUTES, SLOTS) and type(row.thing) is type(thing)
         )
         rows = (row for row in rows if row.thing is thing or own_attributes(row.thing) is held)
-        return any(name in row.names_changed() for row in rows)
+        return any(name in row.keys_changed() for row in rows)
 
     def renewed(self) -> set[str]:
         """Attributes that held an empty container, and hold another: it was filled for the step alone."""

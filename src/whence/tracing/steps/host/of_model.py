@@ -24,7 +24,7 @@ def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
         return (id(own), name) in at or id(own.get(name)) in held
 
     def is_put_again(row: Saved) -> bool:
-        names = row.names_changed() if row.kind is ATTRIBUTES else []
+        names = row.keys_changed() if row.kind is ATTRIBUTES else []
         return id(row.thing) in held or (bool(names) and all(is_left(row.thing, name) for name in names))
 
     changes = tuple(row for row in observed.left.changes if not is_left(row.holder, row.name))
