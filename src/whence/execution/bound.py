@@ -17,7 +17,9 @@ from whence._torch.observe.training_steps import Optimizers, as_one_optimizer, i
 from whence._torch.sizes.numbers import stays
 from whence._torch.tensors import autocast_state, without_autocast
 from whence.errors import CallError, CaptureError, Fault, StaleCapture, UsageError
+from whence.execution.in_place import InPlace, Placing
 from whence.execution.live_run import AGAIN, Live, of
+from whence.execution.own_memory import certainly_own
 from whence.execution.running import take
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
@@ -69,10 +71,16 @@ class Bound:
         self._has_run = False
         self._is_after_first = False
         self._subject = subject_of(model)
-        self._graph = with_code(_in_its_grad_modes(self.program)).forward  # past hooks for all modules
+        module = _in_its_grad_modes(self.program)
+        self._graph = with_code(module).forward  # past hooks for all modules
+        self._placing = Placing(self.program, module)
         self._fakes = {
             node.name: node.meta["val"] for node in self.program.graph.find_nodes(op="placeholder")
         }
+        self._tensors = {name: fake for name, fake in self._fakes.items() if isinstance(fake, Tensor)}
+        is_fixed = self.program.convention.sizes is None
+        self._layouts = {name: described_at(fake, {}) for name, fake in self._tensors.items() if is_fixed}
+        self._own = certainly_own(self.program)
         self._decides = any(node.target is stays for node in self.program.graph.nodes)
         UsageError.refuse(_faults_of_state(self.program, self._subject, self.optimizer))
 
@@ -217,13 +225,15 @@ class Bound:
         drawn = states() if self._decides else None
         try:
             with self._recording_nothing(), without_autocast(state):
-                results = self._computed(self._arguments(values, program.convention.bound(flat)))
+                arguments = self._arguments(values, program.convention.bound(flat))
+                placed, results = self._computed(values, arguments)
         except StaleCapture as error:  # values decide otherwise
             undo()
             if drawn is not None:
                 set_states(drawn)
             return error
-        result = begun.finished(values, [*map(_without_history, results)] if self._is_forward else results)
+        given = [*map(_without_history, results)] if self._is_forward else results
+        result = begun.finished(values, given, self._own, placed)
         self._leave(program.guards.leaves)
         if not program.convention.returned:
             return result
@@ -240,8 +250,10 @@ class Bound:
             if not effect.place.is_of_module or id(effect.place.holder) in own:
                 effect.done({})
 
-    def _computed(self, arguments: Sequence[Any]) -> Any:
-        return self._graph(*arguments)
+    def _computed(self, values: Mapping[str, Any], arguments: Sequence[Any]) -> tuple[InPlace | None, Any]:
+        """What the graph gives, and where it has written in place."""
+        placed = self._placing.graph(values, arguments)
+        return placed, (self._graph if placed is None else placed.run)(*arguments)
 
     @property
     def _is_forward(self) -> bool:
@@ -267,8 +279,10 @@ class Bound:
 
     def _arguments(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
         """The inputs in order, in the memory layout of the capture."""
+        keeps = self._is_forward
+        layouts = self._layouts or {name: described_at(fake, sizes) for name, fake in self._tensors.items()}
         return [
-            laid_out(value if self._is_forward else value.detach(), described_at(self._fakes[name], sizes))
+            laid_out(value if keeps else value.detach(), layouts[name])
             if isinstance(value, Tensor)
             else value
             for name, value in ((row.name, values[row.name]) for row in self.program.signature.inputs)

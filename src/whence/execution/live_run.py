@@ -14,8 +14,10 @@ from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import gradient_hooks
 from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
 from whence._torch.plain_values import same_objects
-from whence._torch.tensors import storage_of
+from whence._torch.tensors import count_writes, write_all
 from whence.errors import CallError, Fault, StaleCapture
+from whence.execution.in_place import InPlace
+from whence.execution.own_memory import in_own_memory
 from whence.program import FlatProgram
 from whence.program.arguments.convention import refuse_overlap
 from whence.program.arguments.host_state import HostNumber
@@ -35,7 +37,6 @@ from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
 
 AGAIN = "capture again"
-_HANDED_OUT = (OutputKind.USER, OutputKind.EFFECT)
 
 
 class Live:
@@ -59,6 +60,7 @@ class Live:
         )
         self._rows = {row.name: row for row in program.signature.inputs}
         self._state: Any = {} if self.optimizer is None else self.optimizer.state
+        self._in_states: dict[str, Any] = {}
 
     # --- before ------------------------------------------------------------------------------------------
 
@@ -208,7 +210,8 @@ class Live:
     def _other_state(self) -> Iterator[Fault]:
         """State that is missing, is of another kind or made of other things, or holds other constants."""
         for slot in self.step.states:
-            found, row = self._in_state(slot), self._row(slot)
+            found, row = self._in_state(slot), self._rows[slot.input]
+            self._in_states[slot.input] = found
             if found is NOTHING and slot.initial is None:
                 yield Fault(
                     f"{row.path} does not exist",
@@ -264,7 +267,8 @@ class Live:
         """Make the state that the optimizer's first step would make; gives a way back."""
         made: list[tuple[dict[Any, Any], Any]] = []
         empty = [(StateHome(parameter), key, Initial(None)) for parameter, key in self.step.empty]
-        begun = [(slot.home, slot.way[0], slot.initial) for slot in self.step.states]
+        absent = [slot for slot in self.step.states if self._in_states.get(slot.input, NOTHING) is NOTHING]
+        begun = [(slot.home, slot.way[0], slot.initial) for slot in absent]
         for home, key, initial in (*begun, *empty):
             state = self._begun(home, made)
             if key not in state and initial is not None:
@@ -293,7 +297,11 @@ class Live:
         held = {row.name: found for row in rows if (found := self._tensor(row)) is not None}
         gradients = ((name, self.tensors[parameter].grad) for name, parameter in self.step.gradients)
         held |= {name: gradient for name, gradient in gradients if gradient is not None}
-        held |= {slot.input: self._in_state(slot) for slot in self.step.states}
+        known = self._in_states
+        held |= {
+            slot.input: self._in_state(slot) if (now := known.get(slot.input, NOTHING)) is NOTHING else now
+            for slot in self.step.states
+        }
         held |= {slot.input: home_of(self.optimizer, slot.group)[slot.key] for slot in self.step.numbers}
         held |= {slot.input: slot.now(self.optimizer.param_groups) for slot in self.step.cycled}
         held |= {slot.input: slot.value for slot in self.step.counted}
@@ -306,15 +314,24 @@ class Live:
 
     # --- afterwards --------------------------------------------------------------------------------------
 
-    def finished(self, values: Mapping[str, Any], results: Sequence[Any]) -> Any:
-        """Write what has changed, fill gradients, and give what was captured to be returned."""
+    def finished(
+        self, values: Mapping[str, Any], results: Sequence[Any], own: Set[str], placed: InPlace | None
+    ) -> Any:
+        """Write what has changed, fill gradients, and give what was captured to be returned.
+
+        Outputs that are `own` lie in memory that nothing else looks into; what was `placed` is there already.
+        """
         rows = list(zip(self.program.signature.outputs, results, strict=True))
         found = {**values, **{row.node: value for row, value in rows if row.node is not None}}
         with torch.no_grad():
-            new = _in_own_memory(rows, values)
-            for row, _ in rows:
-                if row.name in new and row.kind is OutputKind.MUTATION:
-                    found[str(row.node)] = values[of(row)].copy_(new[row.name])
+            there = frozenset() if placed is None else placed.placed
+            new = in_own_memory([pair for pair in rows if pair[0].name not in there], values, own)
+            written = [row for row, _ in rows if row.name in new and row.kind is OutputKind.MUTATION]
+            write_all([values[of(row)] for row in written], [new[row.name] for row in written])
+            found |= {str(row.node): values[of(row)] for row, _ in rows if row.name in there}
+            found |= {str(row.node): values[of(row)] for row in written}
+            if placed is not None:
+                count_writes([values[name] for name in placed.written])
             self._advance({of(row): value for row, value in rows if row.kind is OutputKind.MUTATION})
             for name in self.step.cleared:
                 self.tensors[name].grad = None
@@ -371,25 +388,6 @@ def _kind(value: object) -> str:
 def of(row: Output) -> str:
     """The input that a row is the new value, or the gradient, of."""
     return str(row.of)
-
-
-def _in_own_memory(rows: Sequence[tuple[Output, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
-    """New values and gradients, each in memory of its own: what is written must not change another."""
-    taken = {_memory(value) for value in values.values() if isinstance(value, Tensor)}
-    taken |= {_memory(value) for row, value in rows if row.kind in _HANDED_OUT and isinstance(value, Tensor)}
-    found: dict[str, Any] = {}
-    for row, value in rows:
-        if row.kind not in (OutputKind.MUTATION, OutputKind.GRADIENT) or not isinstance(value, Tensor):
-            continue
-        found[row.name] = value.clone() if _memory(value) in taken else value
-        if row.kind is OutputKind.GRADIENT:
-            taken.add(_memory(found[row.name]))
-    return found
-
-
-def _memory(value: Tensor) -> int:
-    """The memory that a tensor looks into; a sparse one shares none."""
-    return storage_of(value) if value.layout is torch.strided else id(value)
 
 
 def _unmake(made: Sequence[tuple[dict[Any, Any], Any]]) -> None:

@@ -90,19 +90,18 @@ class _Noting(Bound):
     def noted(self) -> dict[str, Any]:
         return {}
 
-    def _computed(self, arguments: Sequence[Any]) -> Any:
+    def _computed(self, _values: Mapping[str, Any], arguments: Sequence[Any]) -> tuple[None, Any]:
         program = self.program
-        values: Mapping[str, Any] = {}
         (results,) = program.graph.output_node().args
         leaves = [leaf for call in program.calls if call.outputs is not None for leaf in call.outputs.leaves]
         returned = {leaf.name for leaf in leaves if isinstance(leaf, Named)}
         returned |= border_gradients(program)
         inputs = {row.name: value for row, value in zip(program.signature.inputs, arguments, strict=True)}
-        for node, values in walk(program, inputs, keep=frozenset(node.name for node in nodes_in(results))):
+        for node, found in walk(program, inputs, keep=frozenset(node.name for node in nodes_in(results))):
             if node.name in returned:
-                value = values[node.name]  # which may lie in state that the step writes when it is over
+                value = found[node.name]  # which may lie in state that the step writes when it is over
                 self.noted[node.name] = value.clone() if isinstance(value, Tensor) else value
-        return fx.map_arg(results, lambda node: values[node.name])
+        return None, fx.map_arg(results, lambda node: found[node.name])
 
 
 def with_step(program: P, call: Callable[..., Any] | None, optimizer: object) -> P:
