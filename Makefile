@@ -100,6 +100,9 @@ benchmark: bench
 bench-smoke: $(READY) ## a part of it in under a minute; fails far below a target
 	$(BIN)/python -m benchmarks --smoke
 
+bench-cuda: $(READY) ## measure a GPT of 12 layers on a CUDA device beside eager mode (set BIN for its PyTorch)
+	$(BIN)/python -W ignore -m benchmarks.device
+
 clean: ## remove caches and build products (delete .venv to install afresh)
 	rm -rf build dist .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +

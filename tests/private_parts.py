@@ -35,7 +35,7 @@ OURS = frozenset(
 """Texts and attributes of our own, in another file than the one that defines them."""
 TRANSFORMERS = frozenset({"_sliding_window_tensor"})
 """Attributes of the caches of transformers, which their own tests run."""
-OPERATORS = ("_upsample_", "_local_scalar_dense")
+OPERATORS = ("_upsample_", "_local_scalar_dense", "_foreach_", "_fused_")
 """Names of operators in texts, and what some begin with; operators keep theirs."""
 PIECES = frozenset({"_ns", "_saved_", "_backward", "_memo", "_memo_vc", "_memo_epoch", "_optimizer_"})
 """Beginnings and endings: of what autograd nodes save, of operators, of what fakes and optimizers hold."""

@@ -11,13 +11,18 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from whence._torch.tensors import (
     active_modes,
+    addresses,
     autocast_state,
     clear_autocast_cache,
+    count_writes,
     default_device,
     generator_state,
+    is_on,
+    lie_apart,
     same_bits,
     share_memory,
     untouched,
+    write_all,
 )
 
 NAN = float("nan")
@@ -195,3 +200,49 @@ def test_default_device_is_a_function_mode() -> None:
 def test_same_bits(left: Tensor, right: Tensor, expected: bool) -> None:
     """Tensors are the same when every number is, NaN being the same as NaN."""
     assert same_bits(left, right) is expected
+
+
+@pytest.mark.canary("torch._foreach_copy_")
+def test_many_are_written_at_once() -> None:
+    """Also of another dtype, and sparse ones."""
+    targets = [torch.zeros(2), torch.zeros(2, dtype=torch.float64), torch.zeros(2).to_sparse()]
+    write_all(targets, [torch.ones(2), torch.ones(2), torch.ones(2).to_sparse()])
+    assert [target.to_dense().tolist() for target in targets] == [[1.0, 1.0]] * 3
+    write_all([], [])
+
+
+def test_writes_past_autograd_are_counted() -> None:
+    """Not of tensors that torch counts nothing of."""
+    with torch.inference_mode():
+        uncounted = torch.ones(2)
+    counted = torch.ones(2)
+    count_writes([counted, uncounted])
+    assert counted._version == 1
+
+
+def test_what_is_written_lies_apart() -> None:
+    """Overlapping bytes count where one of both is written."""
+    flat = torch.zeros(8)
+    left, middle, right = flat[:4], flat[2:6], flat[4:]
+    assert lie_apart([left], [right])
+    assert lie_apart([], [left, middle])
+    assert not lie_apart([left], [middle])
+    assert not lie_apart([left, middle], [])
+    assert not lie_apart([middle], [left, right])
+    assert not lie_apart([flat], [torch.zeros(1), right[2:]])
+
+
+def test_addresses_are_those_of_plain_dense_tensors() -> None:
+    """A sparse tensor has none."""
+    tensor = torch.zeros(2)
+    assert addresses([tensor, nn.Parameter(tensor)]) == (tensor.data_ptr(), tensor.data_ptr())
+    assert addresses([tensor, tensor.to_sparse()]) is None
+
+
+@pytest.mark.canary("torch._subclasses.fake_tensor.FakeTensor._fake_device")
+def test_kinds_of_devices() -> None:
+    """Fakes are on the device that they say; what is no tensor is on none."""
+    with FakeTensorMode():
+        fake = torch.empty(2, device="cuda")
+    assert [is_on("cuda", each) for each in (fake, torch.ones(2), 3)] == [True, False, False]
+    assert is_on("cpu", torch.ones(2))

@@ -38,6 +38,13 @@ class Recurrent(nn.Module):
         return self.lstm(x)[0]
 
 
+class Pinned(nn.Module):
+    """Pages of the host that a copy reads while the device works."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sin().cpu().pin_memory().to(x.device, non_blocking=True) * 2
+
+
 def _ids(length: int = 8) -> Tensor:
     return torch.randint(0, 60, (2, length))
 
@@ -79,9 +86,15 @@ def vit() -> Made:
     return _of_transformers("ViT", "ViTForImageClassification", inputs, **_SMALL, image_size=32, patch_size=8)
 
 
-def gpt() -> Made:
+def gpt(dtype: torch.dtype = torch.float32) -> Made:
     """The demo's."""
-    return GPT(GPTConfig(16, 4, 16, 2, 2)), (torch.arange(4)[None],), {}
+    return GPT(GPTConfig(16, 4, 16, 2, 2)).to(dtype), (torch.arange(4)[None],), {}
+
+
+def bert_in_bfloat16() -> Made:
+    """With the kernels of attention that take such numbers alone."""
+    model, args, kwargs = bert()
+    return model.to(torch.bfloat16), args, kwargs
 
 
 ARCHITECTURES: dict[str, Callable[[], Made]] = {
@@ -91,6 +104,8 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
     "t5": t5,
     "vit": vit,
     "gpt": gpt,
+    "bert in bfloat16": bert_in_bfloat16,
+    "gpt in bfloat16": lambda: gpt(torch.bfloat16),
     "residual": lambda: (Residual(), (torch.randn(2, 3, 8, 8),), {}),
     "residual in eval mode": lambda: (Residual().eval(), (torch.randn(2, 3, 8, 8),), {}),
     "recurrent": lambda: (Recurrent(), (torch.randn(2, 5, 4),), {}),

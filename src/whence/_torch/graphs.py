@@ -16,6 +16,8 @@ from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import Node
 
+from whence._torch.operators.table import said_of
+
 
 def graph_module(root: nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:
     """A graph module over `graph`; attributes the graph reads are shared with `root`, not copied."""
@@ -93,7 +95,7 @@ def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
     """What an operation returns, on the fake values of its arguments."""
     fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
     with torch.no_grad():
-        return target(*fake_args, **fake_kwargs)
+        return (said_of(target).fake or target)(*fake_args, **fake_kwargs)
 
 
 Replacement = Callable[[fx.Node, str], None]

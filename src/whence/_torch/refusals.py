@@ -57,6 +57,16 @@ def hook_kept(name: str, held: str, where: Place, *, is_parameter: bool) -> Unsu
     )
 
 
+def dropout_kept_by_cudnn(where: Place) -> UnsupportedOperator:
+    """The error for random numbers that no generator of torch's gives."""
+    return UnsupportedOperator(
+        "dropout between the layers of a recurrent network cannot be recorded for cuda",
+        where=where,
+        why="cuDNN keeps the state of that dropout in the process, and no seed brings it back",
+        remedy="take dropout=0 and networks of one layer each, with nn.Dropout between them",
+    )
+
+
 def object_met(operation: object, met: object, where: Place) -> CaptureError:
     """The error for an operation with a random generator of its own, or an object of a foreign class."""
     user = op_name(operation)

@@ -1,13 +1,15 @@
 """Facts about tensors that have no public spelling."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import inf
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
@@ -23,7 +25,7 @@ LEFT_OUT = "_whence_left_out"
 PLAIN_ATTRIBUTES = (bool, int, float, str, type(None))
 _OF_FAKE = frozenset(
     {
-        *("_fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor"),
+        *("_fake_device", "fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor"),
         *(LAYOUT, CLASS_ASKED, MISSED, LEFT_OUT),
     }
 )
@@ -139,9 +141,23 @@ def without_functions() -> AbstractContextManager[Any]:
     return torch._C.DisableTorchFunction()
 
 
+def is_on(kind: str, value: object) -> bool:
+    """Whether a tensor is on a kind of device; a fake one is asked past what answers questions of its own."""
+    if not isinstance(value, Tensor):
+        return False
+    known = vars(value) if isinstance(value, FakeTensor) else {}
+    device: torch.device = known.get("_fake_device") or known.get("fake_device") or value.device
+    return device.type == kind
+
+
 def writes_to(tensor: Tensor) -> int:
     """How often a tensor was written in place, as far as torch counts that."""
     return tensor._version if _counts(tensor) else 0
+
+
+def count_writes(tensors: Iterable[Tensor]) -> None:
+    """Let torch count a write to each, which was made past autograd."""
+    torch.autograd.graph.increment_version([tensor for tensor in tensors if _counts(tensor)])
 
 
 def _counts(tensor: Tensor) -> bool:
@@ -161,6 +177,34 @@ def share_memory(left: object, right: object) -> bool:
     return begin < last and other < end
 
 
+def addresses(tensors: Iterable[Tensor]) -> tuple[int, ...] | None:
+    """Where dense tensors lie; None where one of them lies nowhere, or is of a class of its own."""
+    found = []
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or type(tensor) not in PLAIN_TENSORS:
+            return None
+        found.append(tensor.data_ptr())
+    return tuple(found)
+
+
+def lie_apart(written: Iterable[Tensor], others: Iterable[Tensor]) -> bool:
+    """Whether nothing of what is written is seen by another tensor, written or not; by addresses."""
+    rows = [(True, *_bytes_of(tensor)) for tensor in written] + [(False, *_bytes_of(one)) for one in others]
+    reached, is_written = -inf, False
+    for writes, begin, end in sorted(rows, key=itemgetter(1)):
+        if begin < reached and (writes or is_written):
+            return False
+        is_written = writes or (is_written and begin < reached)
+        reached = max(reached, end)
+    return True
+
+
+def _bytes_of(tensor: Tensor) -> tuple[float, float]:
+    begin, end = _reach_of(tensor)
+    start = tensor.data_ptr()
+    return start, start + end - begin
+
+
 def _is_strided(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.layout is torch.strided
 
@@ -173,6 +217,17 @@ def _reach_of(tensor: Tensor) -> tuple[float, float]:
     begin, sizes, steps = numbers[0], numbers[1 : 1 + tensor.dim()], numbers[1 + tensor.dim() :]
     reach = sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)) + 1
     return begin * tensor.itemsize, (begin + (0 if 0 in sizes else reach)) * tensor.itemsize
+
+
+def write_all(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Write values into tensors, many in one launch where they lie on a device."""
+    pairs = [*zip(targets, values, strict=True)]
+    alike = [pair for pair in pairs if all(map(_is_strided, pair))]
+    if alike:
+        torch._foreach_copy_([target for target, _ in alike], [value for _, value in alike])
+    for target, value in pairs if len(alike) < len(pairs) else ():
+        if not (_is_strided(target) and _is_strided(value)):
+            target.copy_(value)
 
 
 def storage_of(tensor: Tensor) -> int:

@@ -2,9 +2,12 @@
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 
+import torch
+
 from whence._torch.autograd.mode_questions import GRAD
-from whence._torch.autograd.switches import READ, READ_BY_NAME
+from whence._torch.autograd.switches import READ, READ_BY_NAME, READ_ON_CUDA
 from whence._torch.observe.hooks import global_hooks
+from whence._torch.tensors import is_on
 from whence.dependence.describe import Describer, described_hooks
 from whence.program import FlatProgram
 from whence.program.guards.expectations import ExpectedConstant, Hooks
@@ -12,7 +15,7 @@ from whence.program.guards.guards import GLOBAL_HOOKS
 from whence.program.guards.rows import Guard, Violation
 from whence.schema import GuardKind
 
-ALL_READ = READ | {name: row[:2] for name, row in READ_BY_NAME.items()}
+ALL_READ = READ | READ_ON_CUDA | {name: row[:2] for name, row in READ_BY_NAME.items()}
 
 
 def mode_guards(program: FlatProgram, named: Container[str]) -> Iterator[Guard]:
@@ -24,6 +27,7 @@ def mode_guards(program: FlatProgram, named: Container[str]) -> Iterator[Guard]:
     """
     asked = {mode.name: mode for mode in program.circumstances.modes}
     without = set() if _depends_on_grad_mode(program) else {GRAD}
+    without |= set() if _is_on_cuda(program) else READ_ON_CUDA.keys()
     for name, (read, reason) in ALL_READ.items():
         if name in asked:
             mode = asked[name]
@@ -32,6 +36,15 @@ def mode_guards(program: FlatProgram, named: Container[str]) -> Iterator[Guard]:
             yield Guard(GuardKind.MODE, name, ExpectedConstant(read()), reason, name)
     why = "they run in every module call, and what they did is part of the program"
     yield Guard(GuardKind.HOOKS, GLOBAL_HOOKS, _hooks_of_all(), why, GLOBAL_HOOKS)
+
+
+def _is_on_cuda(program: FlatProgram) -> bool:
+    """Whether something comes from there, or is made there."""
+    values = (row.value for row in program.signature.inputs)
+    made = (node.kwargs.get("device") for node in program.graph.nodes)
+    return any(is_on("cuda", value) for value in values) or any(
+        isinstance(device, torch.device) and device.type == "cuda" for device in made
+    )
 
 
 def _depends_on_grad_mode(program: FlatProgram) -> bool:

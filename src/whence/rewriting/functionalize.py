@@ -16,6 +16,7 @@ from torch import Tensor, fx
 from whence._torch.graphs import fake_result
 from whence._torch.operators.schemas import (
     WRAPPER,
+    arguments_of_twin,
     functional_twin,
     is_wrapped,
     missing_defaults,
@@ -327,13 +328,14 @@ def _computed(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Node:
     tensor = node.args[0]
     if twin is aten.bernoulli.p and isinstance(tensor, fx.Node) and not tensor.meta["val"].is_contiguous():
         return _drawn_in_memory_order(twin, node, writer)
-    if twin in _MULTIPLIED and _is_half_on_a_cpu(_tensors_of(node)):
+    if rounds_in_place(twin, _tensors_of(node)):
         return _multiplied_in_half(twin, node, writer)
     if twin is aten.zero.default and tensor.meta["val"].is_complex():  # type: ignore[union-attr]
         return writer(aten.fill.Scalar, tensor, 0)  # the twin has no derivative in complex numbers
     target: Any = node.target
     kwargs = without_outputs(target, node.kwargs)
-    return writer(twin, *node.args, **kwargs, **missing_defaults(target, twin, node.args, kwargs))
+    args = arguments_of_twin(target, twin, node.args)
+    return writer(twin, *args, **kwargs, **missing_defaults(target, twin, args, kwargs))
 
 
 _MULTIPLIED = (aten.mul.Scalar, aten._foreach_mul.Scalar, aten._foreach_mul.ScalarList)
@@ -345,7 +347,11 @@ def _tensors_of(node: fx.Node) -> list[fx.Node]:
     return [first] if isinstance(first, fx.Node) else list(first)
 
 
-def _is_half_on_a_cpu(tensors: list[fx.Node]) -> bool:
+def rounds_in_place(twin: Any, tensors: Sequence[fx.Node]) -> bool:
+    """Whether an operator and the one that writes give other last bits: in place a CPU rounds the number to
+    the tensor's precision first."""
+    if twin not in _MULTIPLIED:
+        return False
     values = [tensor.meta["val"] for tensor in tensors]
     return any(value.device.type == "cpu" and value.dtype in _HALF for value in values)
 
@@ -354,7 +360,7 @@ _HALF = (torch.float16, torch.bfloat16)
 
 
 def _multiplied_in_half(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Node:
-    """In place a CPU rounds the number to the tensor's precision first; their twins do not."""
+    """The number is rounded first, as in place."""
     tensors, by = _tensors_of(node), node.args[1]
     numbers: Any = by if isinstance(by, list | tuple) else [by] * len(tensors)
     rounded = [

@@ -13,7 +13,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch as dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from whence._torch.autograd.switches import modes_now, modes_restored, switched, switches
+import whence
+from whence._torch.autograd.switches import (
+    SWITCHES,
+    _settle_order,
+    modes_now,
+    modes_restored,
+    switched,
+    switches,
+)
 
 _C: Any = torch._C  # not all of it is declared
 
@@ -210,3 +218,43 @@ def test_attention_kernel(name: str) -> None:
         assert switches()["attention kernels"] == others
     finally:
         KERNELS[name][1](True)
+
+
+def test_precisions_of_backends_are_switches() -> None:
+    """Set one by one, PyTorch has no single one; a capture works, and they are put back."""
+    before = SWITCHES["float32 matmul precision"].read()
+    matmul: Any = torch.backends.cuda.matmul
+    try:
+        matmul.fp32_precision = "tf32"
+        now = SWITCHES["float32 matmul precision"].read()
+        assert now == ("tf32", torch.backends.mkldnn.matmul.fp32_precision)  # type: ignore[attr-defined]
+        with switched({"float32 matmul precision": "high"}):
+            assert torch.get_float32_matmul_precision() == "high"
+        assert SWITCHES["float32 matmul precision"].read() == now
+        model, x = torch.nn.Linear(2, 2), torch.ones(1, 2)
+        program = whence.capture(model, (x,))
+        assert program.verify(model, (x,)).ok
+        matmul.fp32_precision = "ieee"
+        assert "float32 matmul precision" in str(program.check(model, (x,)))
+    finally:
+        torch.set_float32_matmul_precision(str(before))
+
+
+@pytest.mark.canary("torch._fused_sdp_choice")
+def test_the_order_of_attention_is_settled_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch settles it in its first call there, which would look as if somebody had turned it."""
+    asked: list[str] = []
+    zeros = torch.zeros
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch, "zeros", lambda *args, **kwargs: zeros(*args, **{**kwargs, "device": "cpu"}))
+    choice = torch._fused_sdp_choice
+    monkeypatch.setattr(
+        torch, "_fused_sdp_choice", lambda *args: (asked.__setitem__(slice(0), ["asked"]), choice(*args))
+    )
+    _settle_order.cache_clear()
+    try:
+        for _ in range(2):
+            assert SWITCHES["order of attention"].read() == _C._get_sdp_priority_order()
+    finally:
+        _settle_order.cache_clear()
+    assert asked == ["asked"]

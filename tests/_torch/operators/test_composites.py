@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import whence
 from tests.checks import gradients
 from whence._torch.autograd.switches import switched
-from whence._torch.record.recorder import Recorder
+from whence._torch.record import direct_recording, recorder
 
 X = torch.randn(2, 3, 4)
 
@@ -446,13 +446,13 @@ def test_of_open_sizes_its_parts_are_found_once(
 ) -> None:
     """What a composite is made of gives on symbols what it gave in an equal call."""
     ran: list[Any] = []
-    run = Recorder._run
+    run = direct_recording.run_on_fakes
 
-    def counted(recorder: Recorder, *call: Any) -> Any:
+    def counted(*call: Any) -> Any:
         ran.append(call)
-        return run(recorder, *call)
+        return run(*call)
 
-    monkeypatch.setattr(Recorder, "_run", counted)
+    monkeypatch.setattr(recorder, "run_on_fakes", counted)
     counts = []
     for calls in (1, 3):
         model = nn.Sequential(*(Using(function) for _ in range(calls)))

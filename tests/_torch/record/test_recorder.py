@@ -421,7 +421,6 @@ def test_torch_does_not_wrap_our_dispatch() -> None:
 
 @pytest.mark.canary(
     "torch._higher_order_ops.invoke_subgraph.invoke_subgraph_placeholder",
-    "torch._higher_order_ops.utils._hop_compile_and_call",
     "torch.fx.experimental.proxy_tensor.get_proxy_slot",
     "torch.nn.Module._non_persistent_buffers_set",
     "torch.utils._pytree.tree_unflatten",

@@ -137,7 +137,6 @@ def test_exports_name_their_root(strict: bool) -> None:
     assert torch.equal(program.unflatten()(X), model(X))
 
 
-@pytest.mark.canary("torch._subclasses.fake_tensor.FakeTensor._fake_device")
 def test_what_a_fake_tensor_keeps_is_not_set_by_anybody() -> None:
     """Attributes that somebody set on a fake tensor are told from its own."""
     fake: Any = FakeTensorMode().from_tensor(torch.ones(2))

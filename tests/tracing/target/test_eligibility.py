@@ -165,10 +165,11 @@ def test_data_parallel_part_is_seen_through(group: None) -> None:
 
 def test_other_data_parallel_is_seen_through() -> None:
     """`nn.DataParallel` is seen through, too."""
-    inner = nn.Sequential(nn.Linear(4, 4))
-    program = whence.capture(nn.DataParallel(inner), (X,), backward=True)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    inner, x = nn.Sequential(nn.Linear(4, 4)).to(device), X.to(device)
+    program = whence.capture(nn.DataParallel(inner), (x,), backward=True)
     assert call_sites(program) == ["", "0"]
-    assert program.verify(inner, (X,)).ok
+    assert program.verify(inner, (x,)).ok
 
 
 def test_averaged_gradients_are_refused(group_of_two: None) -> None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -129,6 +129,41 @@ def _allow_kernels(names: Container[str]) -> None:
         enable(name in names)
 
 
+_BACKENDS: Any = torch.backends  # not all of it is declared
+_OF_PRODUCTS = (_BACKENDS.cuda.matmul, _BACKENDS.mkldnn.matmul)
+
+
+def _matmul_precision() -> str | tuple[str, ...]:
+    """One for all, or those of CUDA and oneDNN where they were set one by one: PyTorch then has no other."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return tuple([each.fp32_precision for each in _OF_PRODUCTS])
+
+
+def _set_matmul_precision(value: str | tuple[str, ...]) -> None:
+    if isinstance(value, str):
+        torch.set_float32_matmul_precision(value)
+        return
+    torch.set_float32_matmul_precision("highest")
+    for each, precision in zip(_OF_PRODUCTS, value, strict=True):
+        each.fp32_precision = precision
+
+
+def _order_of_attention() -> list[int]:
+    """The order in which kernels of attention are asked; PyTorch settles it at its first call on a device."""
+    if torch.cuda.is_initialized():
+        _settle_order()
+    return _C._get_sdp_priority_order()  # type: ignore[no-any-return]
+
+
+@cache
+def _settle_order() -> None:
+    with dispatch._disable_current_modes(), torch.no_grad():
+        tensor = torch.zeros(1, 1, 8, 8, dtype=torch.float16, device="cuda")
+        torch._fused_sdp_choice(tensor, tensor, tensor)
+
+
 _TORCH_S_LOGGERS = ("torch", "c10d", "strobelight")
 
 
@@ -151,9 +186,7 @@ SWITCHES = {
         "operators choose another kernel, and refuse some",
     ),
     "float32 matmul precision": Switch(
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
-        "the last bits of matrix products depend on it",
+        _matmul_precision, _set_matmul_precision, "the last bits of matrix products depend on it"
     ),
     "mkldnn": Switch(
         _C._get_mkldnn_enabled, _C._set_mkldnn_enabled, "another kernel adds up in another order"
@@ -168,10 +201,7 @@ SWITCHES = {
         follows=True,
     ),
     "order of attention": Switch(
-        _C._get_sdp_priority_order,
-        _C._set_sdp_priority_order,
-        "the first kernel that can is taken",
-        follows=True,
+        _order_of_attention, _C._set_sdp_priority_order, "the first kernel that can is taken", follows=True
     ),
 }
 """Switches of the process that a model may turn while it runs."""
@@ -201,6 +231,31 @@ READ_BY_NAME: dict[str, tuple[Callable[[], Any], str, frozenset[str]]] = {
     "working directory": (os.getcwd, _BRANCHES, frozenset({"getcwd", "cwd"})),
 }
 """What no operation looks at: it matters where code asks for it, by one of these names."""
+
+
+def _kernels_of_cudnn() -> str:
+    cudnn: Any = torch.backends.cudnn
+    rows = {name: getattr(cudnn, name) for name in ("enabled", "deterministic", "benchmark")}
+    rows |= {"conv": cudnn.conv.fp32_precision, "rnn": cudnn.rnn.fp32_precision}
+    return _in_words(rows)
+
+
+def _reduced_precision() -> str:
+    names = ("allow_fp16_reduced_precision_reduction", "allow_bf16_reduced_precision_reduction")
+    return _in_words(
+        {name: getattr(torch.backends.cuda.matmul, name) for name in (*names, "allow_fp16_accumulation")}
+    )
+
+
+def _in_words(rows: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in rows.items())
+
+
+READ_ON_CUDA: dict[str, tuple[Callable[[], Any], str]] = {
+    "kernels of cuDNN": (_kernels_of_cudnn, "another kernel adds up in another order"),
+    "reduced precision of products": (_reduced_precision, "sums of products are rounded on the way"),
+}
+"""What kernels of a CUDA device look at."""
 
 
 def switches() -> Switches:

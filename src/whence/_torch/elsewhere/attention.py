@@ -200,7 +200,7 @@ def _for_efficient(call: AttentionCall) -> Tensor:
     aligned = bias.stride(-1) == 1 and all(stride % 8 == 0 for stride in bias.stride()[:-1])
     if not aligned:
         last = bias.shape[-1]
-        bias = F.pad(bias, (0, 8 - last % 8))[..., :last]
+        bias = torch.ops.aten.slice.Tensor(F.pad(bias, (0, 8 - last % 8)), -1, 0, last)
     batch, heads, rows, _ = call.query.shape
     return bias.expand(batch, heads, rows, call.key.shape[-2])  # type: ignore[no-any-return]
 

@@ -116,28 +116,11 @@ def batch_norm(there: There, *args: Any, **kwargs: Any) -> Any:
     call = _BatchNorm(*args, **kwargs)
     if not there.elsewhere.is_here(call.input.device) or not call.is_for_cudnn:
         return UNSAID
-    if call.training and call.running_mean is not None:
-        there.elsewhere.presume(
-            "cuDNN normalises batches there in training and writes the statistics in place; the program "
-            "holds the operator of PyTorch that gives them back"
-        )
-        return UNSAID
     there.elsewhere.presume("cuDNN is there, and normalises batches")
     input = call.input.contiguous(memory_format=suggest_memory_format(call.input))
     numbers = (call.training, call.momentum, call.eps)
     held = (call.weight, call.bias, call.running_mean, call.running_var)
     return aten.cudnn_batch_norm.default(input, *held, *numbers)[0]
-
-
-def recurrent(there: There, input: Tensor, *_args: Any, **_kwargs: Any) -> Any:
-    """Whole in a forward; its backward needs the buffer in which cuDNN holds all weights."""
-    if not there.elsewhere.is_here(input.device) or not there.is_joint:
-        return UNSAID
-    raise there.refused(
-        "the backward of a recurrent network",
-        "cuDNN reads all weights from one buffer, laid out as the device has it",
-        "capture its forward for the device, or the backward on the CPU",
-    )
 
 
 Rule = Callable[..., Any]
@@ -148,6 +131,5 @@ RULES: Mapping[Any, Rule] = {
     F.rms_norm: rms_norm,
     torch.rms_norm: rms_norm,
     F.batch_norm: batch_norm,
-    **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), recurrent),
 }
 """By torch functions, as models call them."""

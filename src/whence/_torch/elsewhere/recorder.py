@@ -49,7 +49,6 @@ class ElsewhereRecorder(Recorder):
     """Takes apart what the device takes apart otherwise, and means the device where C++ names another."""
 
     function_mode = ElsewhereFunctionMode
-    computable = frozenset({"cpu", "cuda"})
     there: There
 
     def for_device(self, elsewhere: Elsewhere) -> None:

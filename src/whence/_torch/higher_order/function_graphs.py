@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, overrides
-from torch._higher_order_ops import utils
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import Node
 from torch.fx.experimental import proxy_tensor
@@ -24,6 +23,7 @@ from torch.fx.experimental import proxy_tensor
 from whence._torch.autograd.nodes import node_class_of
 from whence._torch.patching import patched
 from whence._torch.record.function_mode import FunctionMode
+from whence._torch.versions.operator_calls import operators_uncompiled
 
 Trace = Callable[[Any, tuple[Any, ...]], fx.GraphModule]
 """Makes the graph of a function on these arguments."""
@@ -93,22 +93,14 @@ def operators_called_directly() -> Iterator[None]:
 
     A region marked with `nested_compile_region` runs as it does in eager mode.
     """
-    here, compile_and_call = threading.get_ident(), utils._hop_compile_and_call
+    here = threading.get_ident()
     regions: Any = sys.modules["torch._higher_order_ops.invoke_subgraph"]
     enter = regions.invoke_subgraph_placeholder
-
-    def called(function: Any, args: Any, kwargs: Any = None) -> Any:
-        if threading.get_ident() != here:
-            return compile_and_call(function, args, kwargs)
-        return function(*args, **(kwargs or {}))
 
     def entered(function: Any, *args: Any, **kwargs: Any) -> Any:
         return (enter if threading.get_ident() != here else _call)(function, *args, **kwargs)
 
-    with (
-        patched(utils, "_hop_compile_and_call", called),
-        patched(regions, "invoke_subgraph_placeholder", entered),
-    ):
+    with operators_uncompiled(), patched(regions, "invoke_subgraph_placeholder", entered):
         yield
 
 

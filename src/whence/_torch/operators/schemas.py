@@ -122,6 +122,19 @@ def traits(target: Any) -> Traits:
     )
 
 
+@cache
+def makes_memory(target: Any) -> bool:
+    """Whether an operator of PyTorch's certainly gives memory of its own, and writes to no other."""
+    if not isinstance(target, OpOverload) or target.namespace != "aten" or is_composite(target):
+        return False
+    is_silent = said_of(target).shares_memory or target in _SILENT_VIEWS
+    return not (is_silent or traits(target).mutates or any(row.alias_info for row in target._schema.returns))
+
+
+_SILENT_VIEWS = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.lift.default})
+"""Operators that give the memory of their argument, of which their schemas say nothing."""
+
+
 def _viewed_argument(target: OpOverload) -> int | None:
     if not any(result.alias_info for result in target._schema.returns):
         return None
@@ -155,6 +168,14 @@ def without_outputs(target: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any
 def reads_memory(target: Any) -> bool:
     """Whether an operator looks at a tensor through strides of its own, whatever the tensor's are."""
     return said_of(target).reads_memory
+
+
+def arguments_of_twin(target: OpOverload, twin: OpOverload, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Arguments of a call as its twin takes them: one that always trains is not told so."""
+    at = said_of(target).training
+    if at is None or len(args) <= len(twin._schema.arguments):
+        return args
+    return (*args[:at], *args[at + 1 :])
 
 
 def missing_defaults(
@@ -280,6 +301,21 @@ def functional_twin(target: OpOverload) -> OpOverload | None:
         getattr(packet, overload) for overload in sorted(packet.overloads(), key=target._overloadname.__ne__)
     )
     return next((twin for twin in twins if _is_twin(twin, arguments)), None)
+
+
+_FOR_OPTIMIZERS = ("_foreach_", "_fused_")
+
+
+@cache
+def in_place_twin(target: Any) -> OpOverload | None:
+    """The operator of PyTorch's that writes what `target` computes for each element into its arguments."""
+    if not isinstance(target, OpOverload) or target.namespace != "aten":
+        return None
+    name = target._schema.name.removeprefix("aten::")
+    packet = getattr(torch.ops.aten, f"{name}_", None)
+    twin = None if packet is None else getattr(packet, target._overloadname, None)
+    is_by_element = is_elementwise(target) or name.startswith(_FOR_OPTIMIZERS)
+    return twin if is_by_element and twin is not None and functional_twin(twin) is target else None
 
 
 def is_wrapped(target: OpOverload) -> bool:

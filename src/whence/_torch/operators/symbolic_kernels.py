@@ -35,6 +35,11 @@ SymbolRule = Callable[[Any, tuple[Any, ...], dict[str, Any], "SizeEnvironment | 
 """What an operator gives on arguments with open sizes; the choice of a real kernel decides nothing."""
 
 
+def as_it_lies(tensor: Tensor, *_options: Any) -> Tensor:
+    """Other memory, laid out as the tensor's."""
+    return tensor.new_empty_strided(tensor.shape, tensor.stride())
+
+
 def gru_cell(step: Tensor, hidden: Tensor, weights: Weights) -> Tensor:
     reset_in, update_in, new_in = step.unsafe_chunk(3, 1)
     reset, update, new = _of_hidden(hidden, weights).unsafe_chunk(3, 1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
-from whence._torch.operators import symbolic_kernels, views
+from whence._torch.operators import cudnn, symbolic_kernels, views
 from whence._torch.operators.fake_layouts import LayoutRule, as_on_meta, follows
 from whence._torch.operators.symbolic_kernels import (
     SymbolRule,
@@ -39,9 +39,9 @@ class Operator:
     flag that says whether it trains: without it nothing is written. `twin` is its functional form, where
     naming rules do not lead to it.
     `view` is the inverse of an operator whose result looks into its first argument.
-    `layout` corrects the strides that its fake kernel gives, `on_symbols` is what that kernel does where
-    sizes are open, and `kernel` the one in Python that runs there: its C++ kernel takes numbers only, unless
-    `takes_symbols`. `keeps_sizes`: its result has the sizes that its arguments have together;
+    `fake` is its fake kernel, where PyTorch has none; `layout` corrects what that gives, `on_symbols` is what
+    it does where sizes are open, and `kernel` the one in Python that runs there: its C++ kernel takes numbers
+    only, unless `takes_symbols`. `keeps_sizes`: its result has the sizes that its arguments have together;
     `selects_sizes`: every size of it is 1, or one of an argument.
     `entry` is the quickest function to reach it by, given a tensor (or a list of them) first: an argument
     parser made for one function takes a quarter less time than the one that reads any operator's schema.
@@ -59,6 +59,7 @@ class Operator:
     training: int | None = None
     twin: OpOverload | None = None
     view: ViewInverse | None = None
+    fake: Callable[..., Any] | None = None
     layout: LayoutRule | None = None
     on_symbols: SymbolRule | None = None
     kernel: Callable[..., Any] | None = None
@@ -123,9 +124,20 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten.native_batch_norm.default: Operator(
         writes=(3, 4), training=5, twin=aten._native_batch_norm_legit_functional.default, layout=follows(0)
     ),
-    aten.cudnn_batch_norm.default: Operator(writes=(3, 4), training=5, workspace=3),
+    aten.cudnn_batch_norm.default: Operator(
+        writes=(3, 4),
+        training=5,
+        twin=aten._batch_norm_with_update_functional.default,
+        workspace=3,
+        layout=follows(0),
+    ),
+    aten.cudnn_batch_norm_backward.default: Operator(layout=follows(0)),
+    aten._batch_norm_with_update_functional.default: Operator(fake=cudnn.normalized, workspace=3),
     aten.mkldnn_rnn_layer.default: Operator(workspace=3, asks_grad_mode=True),
-    **dict.fromkeys((aten._cudnn_rnn.default, aten.miopen_rnn.default), Operator(workspace=4)),
+    aten._cudnn_rnn.default: Operator(workspace=3, layout=cudnn.laid_out),
+    aten._cudnn_rnn_backward.default: Operator(fake=cudnn.backward),
+    aten.miopen_rnn.default: Operator(workspace=3),
+    aten._pin_memory.default: Operator(fake=symbolic_kernels.as_it_lies),
     aten.native_group_norm.default: Operator(layout=follows(0)),
     aten.roll.default: Operator(layout=follows(0)),
     aten.channel_shuffle.default: Operator(layout=follows(0)),

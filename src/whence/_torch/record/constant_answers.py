@@ -1,7 +1,7 @@
 """What Python asks of tensors, where a recording knows the answer: every run has, or is to have, it."""
 
 import operator
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,8 +93,7 @@ def _required(recorder: "Recorder", tensor: Tensor) -> bool | None:
 def _computed(recorder: "Recorder", node: fx.Node) -> Any:
     """The number in a node that is made of numbers alone, computed."""
     needed = _leading_to(node)
-    kinds = recorder.computable
-    if not all(recorder.literals.get(row) is not None or _is_computable(row, kinds) for row in needed):
+    if not all(recorder.literals.get(row) is not None or _is_computable(row) for row in needed):
         return None
     values: dict[fx.Node, Any] = {}
     with unset_fake_temporarily(), disable_proxy_modes_tracing(), torch.no_grad():
@@ -131,16 +130,16 @@ def _memory_held(nodes: Iterable[Any]) -> set[int]:
     return {storage_of(value) for value in held if isinstance(value, Tensor)}
 
 
-def _is_computable(node: fx.Node, kinds: Container[str]) -> bool:
+def _is_computable(node: fx.Node) -> bool:
     """Whether an operator gives the same in every run and on every machine; the CPU finds what whole numbers
-    on a device of these `kinds` are, too."""
+    on another device are, too."""
     if node.target is operator.getitem:
         return True
     value = node.meta.get("val")
     made = value[0] if isinstance(value, (tuple, list)) and value else value
     if not isinstance(node.target, OpOverload) or not isinstance(made, Tensor):
         return False
-    if made.device.type not in kinds or (made.device.type != "cpu" and not _is_integral(made)):
+    if made.device.type == "meta" or (made.device.type != "cpu" and not _is_integral(made)):
         return False
     return not traits(node.target).random and not said_of(node.target).gives_memory
 

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer, snapshot_fake
 
 from whence._torch.operators.fake_layouts import as_the_kernel_lays_out
 from whence._torch.operators.schemas import has_size_of_data, is_composite
-from whence._torch.operators.table import said_of
+from whence._torch.operators.table import rule_on_symbols, said_of
 from whence._torch.record.annotations import note_function
 
 
@@ -23,6 +23,14 @@ def unaliased(result: Any) -> Any:
     seen: set[int] = set()
     parts = [part if _is_first(part, seen) else snapshot_fake(part) for part in result]
     return type(result)(parts)
+
+
+def run_on_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], environment: Any) -> Any:
+    """What an operator gives, by its fake kernel or where sizes are open by a rule."""
+    rule = None if environment is None else rule_on_symbols(func)
+    fake = said_of(func).fake or func
+    given = rule(func, args, kwargs, environment) if rule else fake(*args, **kwargs)
+    return laid_out(func, args, kwargs, given)
 
 
 def laid_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
@@ -59,8 +67,17 @@ def _is_always_plain(func: Any) -> bool:
         return False
     if is_composite(func) and said_of(func).layout is None:
         return False
+    if said_of(func).fake is not None:
+        return True
     returned = [str(result.type) for result in func._schema.returns]
     return bool(returned) and (set(returned) == {"Tensor"} or returned == ["List[Tensor]"])
+
+
+def snapshot_of(result: Any) -> Any:
+    """What metadata holds of a result, or of several."""
+    if isinstance(result, Tensor):
+        return snapshot_fake(result)
+    return [snapshot_of(part) for part in result] if isinstance(result, list | tuple) else result
 
 
 def _is_index_by_numbers(func: Any, args: tuple[Any, ...]) -> bool:

@@ -28,7 +28,6 @@ from torch.fx.experimental.proxy_tensor import (
     disable_proxy_modes_tracing,
     get_proxy_slot,
     has_proxy_slot,
-    snapshot_fake,
     track_tensor_tree,
 )
 from torch.nn.parameter import is_lazy
@@ -42,21 +41,28 @@ from whence._torch.higher_order.function_graphs import functions_traced
 from whence._torch.lifetimes import Lifetimes
 from whence._torch.observe.generators import without_default_generator
 from whence._torch.observe.scripted import BEGIN_REGION, END_REGION, object_among, takes_objects
+from whence._torch.operators.cudnn import by_cudnn, is_for_cudnn, keeps_dropout_state
 from whence._torch.operators.remembered_results import Results
 from whence._torch.operators.sampled_results import Samples
 from whence._torch.operators.schemas import ASSERT, HigherOrderOperator
-from whence._torch.operators.table import rule_on_symbols
 from whence._torch.operators.values_alone import without_vectors
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.adopted import Adopted, Inferred, fresh_like, fresh_pair_like
 from whence._torch.record.annotations import note_function
 from whence._torch.record.constant_answers import ASKING, constant_fold
-from whence._torch.record.direct_recording import ComposedMet, GraphTracer, NotPlain, is_plain, laid_out
+from whence._torch.record.direct_recording import (
+    ComposedMet,
+    GraphTracer,
+    NotPlain,
+    is_plain,
+    run_on_fakes,
+    snapshot_of,
+)
 from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.listener import RecordingListener
 from whence._torch.record.symbolic_dispatch import kernels_for_symbols
-from whence._torch.refusals import object_met, refuse_switched
+from whence._torch.refusals import dropout_kept_by_cudnn, object_met, refuse_switched
 from whence._torch.sizes.nodes import SizeNodes, Slots
 from whence._torch.sizes.symbols import SYMBOLIC, environment_of, sized_like, spelled
 from whence._torch.subclasses.wrapper_subclasses import is_composed
@@ -87,7 +93,6 @@ class Recorder(ProxyTorchDispatchMode):
     is_inside_composite = False
     is_told_of_views = False
     """Whether results that are views have to share memory: those that are remembered do not."""
-    computable = frozenset({"cpu"})
     decider: Any = None
 
     def __init__(
@@ -142,8 +147,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def _require(self, condition: Any, otherwise: str | None) -> bool:
         """Append an assertion of what the model states of numbers that only a run knows; whether it could."""
-        sizes: Any = self.sizes
-        if not sizes.knows(condition):
+        if self.sizes is None or not (sizes := self.sizes).knows(condition):
             return False
         args = (sizes.argument(condition), otherwise or self.listener.model.required(spelled(condition)))
         self._append_size(ASSERT, args, {}).meta["val"] = None
@@ -151,7 +155,11 @@ class Recorder(ProxyTorchDispatchMode):
 
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a torch function gives that is not recorded as one."""
-        return self.functions.told(func, *args, **kwargs)
+        if not is_for_cudnn(func, args):
+            return self.functions.told(func, *args, **kwargs)
+        if keeps_dropout_state(args) and not self.is_inside_composite:
+            raise dropout_kept_by_cudnn(self.listener.model.here())
+        return self.functions.told(by_cudnn, func, *args)
 
     def __sym_dispatch__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """What Python computes of sizes is written down where an operation uses it."""
@@ -434,42 +442,36 @@ class Recorder(ProxyTorchDispatchMode):
         return result
 
     def track_part(self, node: fx.Node, position: int, part: Any) -> None:
-        """Append a node for one of several results, if it is a tensor."""
-        if not isinstance(part, Tensor):
+        """Append a node for one of several results, if it is a tensor, or for a list of them and for each."""
+        if not isinstance(part, Tensor | list):
             return
         item = self.tracer.graph.create_node("call_function", operator.getitem, (node, position), {})
         note_function(self.tracer, item)
         self.track(part, item)
         self.listener.recorded(item)
+        for at, each in enumerate(part if isinstance(part, list) else ()):
+            self.track_part(item, at, each)
 
     def _result_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """What an operator gives, and what stands for that in the graph where it is there already."""
         if self.environment is None or self.is_told_of_views:
-            return self._run(func, args, kwargs), None
+            return run_on_fakes(func, args, kwargs, self.environment), None
 
         def run() -> Any:
             known = self._samples.result(func, args, kwargs)
-            return self._run(func, args, kwargs) if known is None else known
+            return run_on_fakes(func, args, kwargs, self.environment) if known is None else known
 
         return self._results.of(func, args, kwargs, run)
 
-    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        rule = None if self.environment is None else rule_on_symbols(func)
-        given = rule(func, args, kwargs, self.environment) if rule else func(*args, **kwargs)
-        return laid_out(func, args, kwargs, given)
-
     def track(self, result: Any, node: fx.Node, shown: Any = None) -> None:
         """Let a result be known as the value of a node."""
-        if isinstance(result, Tensor):
-            node.meta["val"] = snapshot_fake(result) if shown is None else shown
-            self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
-            self.lifetimes.follow(result, node)
-        elif shown is not None:
-            node.meta["val"] = tuple(shown)
-        else:
-            node.meta["val"] = tuple(
-                snapshot_fake(part) if isinstance(part, Tensor) else part for part in result
-            )
+        seen = snapshot_of(result) if shown is None else shown
+        if not isinstance(result, Tensor):
+            node.meta["val"] = tuple(seen)
+            return
+        node.meta["val"] = seen
+        self.tracer.tensor_tracker[result] = _ProxyTensor(fx.Proxy(node, self.tracer), None)
+        self.lifetimes.follow(result, node)
 
     def as_nodes(self, value: Any) -> Any:
         """Arguments of an operator as a node takes them; raises `NotPlain`."""

@@ -7,9 +7,9 @@ several releases.
 
 NAMES = {
     "torch": """
-        _assert _check _check_with _compile _native_multi_head_attention _nested_tensor_from_mask
-        _nested_tensor_from_mask_left_aligned _pack_padded_sequence _pad_packed_sequence _subclasses
-        _transformer_encoder_layer_fwd
+        _assert _check _check_with _compile _foreach_copy_ _fused_sdp_choice _native_multi_head_attention
+        _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned _pack_padded_sequence
+        _pad_packed_sequence _subclasses _transformer_encoder_layer_fwd
     """,
     "torch._C": """
         DisableTorchFunction DispatchKeySet ScriptMethod _AutoDispatchBelowAutograd _ForceDispatchKeyGuard
@@ -47,7 +47,7 @@ NAMES = {
     "torch._higher_order_ops": "flex_attention",
     "torch._higher_order_ops.auto_functionalize": "auto_functionalized can_auto_functionalize",
     "torch._higher_order_ops.invoke_subgraph": "invoke_subgraph_placeholder",
-    "torch._higher_order_ops.utils": "_hop_compile_and_call _in_hop_compile",
+    "torch._higher_order_ops.utils": "_hop_compile_and_call|setup_compilation_env _in_hop_compile",
     "torch._library.opaque_object": "is_opaque_reference_type|is_opaque_symbolic_type",
     "torch._ops": "HigherOrderOperator OpOverload OpOverloadPacket",
     "torch._prims_common": "suggest_memory_format",
