@@ -168,6 +168,10 @@ MADE = (
     "    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), (torch.ones(2, 4),)\n"
     "def other():\n"
     "    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()), (torch.ones(2, 4),)\n"
+    "def wide():\n"
+    "    return torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.ReLU()), (torch.ones(2, 5),)\n"
+    "def deep():\n"
+    "    return torch.nn.Sequential(torch.nn.Sequential(make()[0][0]), make()[0][1]), make()[1]\n"
     "def loss(y):\n"
     "    return y.sum()\n"
 )
@@ -198,6 +202,31 @@ def test_verify_and_check_take_a_file(
     for command in ("verify", "check"):
         assert main([command, path]) == USAGE
         assert "p.whence holds a program, and no model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("weights", [True, False])
+@pytest.mark.parametrize(
+    ("other", "found"),
+    [
+        ("wide", "`0.weight` was Parameter float32[4, 4], requires grad"),
+        ("deep", "`0` was Linear at capture"),
+    ],
+)
+def test_tensors_of_other_shapes_are_a_check_that_failed(
+    other: str,
+    found: str,
+    weights: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They are violations as others are, and a comparison that failed: no bad usage."""
+    written(MADE, tmp_path, monkeypatch)
+    whence.capture(*called("mine:make")()).save("p.whence", weights=weights)
+    assert main(["check", "p.whence", f"mine:{other}"]) == FAILED
+    page = capsys.readouterr().out
+    assert found in page and "guards do not hold on mine" in page
+    assert main(["verify", "p.whence", f"mine:{other}"]) == FAILED
 
 
 def test_a_file_keeps_of_a_loss_its_name(

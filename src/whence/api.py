@@ -16,6 +16,7 @@ from whence.errors import (
     CallError,
     CaptureError,
     DataDependent,
+    FailedOperation,
     InputMismatch,
     InvalidLoss,
     InvalidShapes,
@@ -174,9 +175,17 @@ def load(path: str | Path, *, model: Callable[..., Any] | None = None) -> Progra
     checked only then, too, for they speak of what is loaded.
 
     Raises `UnreadableFile` for anything else than a saved program, naming every operator and every class of
-    containers that this process does not have; and `UsageError` naming every tensor that does not fit.
+    containers that this process does not have; and `StaleCapture` naming every tensor that does not fit.
     """
     return loaded(interop.content_of(path), str(path), model)
+
+
+def beside(path: str | Path, model: Callable[..., Any]) -> Program:
+    """The program of a file, to be checked on a model: its guards speak of that, and its tensors are its own.
+
+    Raises what `load` raises, but for tensors that do not fit: those are guards that do not hold.
+    """
+    return loaded(interop.content_of(path), str(path), model, binds=False)
 
 
 def bisect(
@@ -189,7 +198,7 @@ def bisect(
     inputs: Mapping[str, Any] | None = None,
     optimizer: object = None,
 ) -> Culprit | None:
-    """Which of these passes makes `program` compute something else; None where all of them keep every bit.
+    """Which of these passes makes `program` compute something else; None where all together keep every bit.
 
     They are applied in order, as `program.apply` does, and the programs in between are run on these arguments
     from one random state: outputs, gradients and new state are compared bit for bit. So many programs are run
@@ -234,6 +243,7 @@ __all__ = [
     "Cost",
     "DataDependent",
     "Edit",
+    "FailedOperation",
     "Guard",
     "GuardKind",
     "Guarded",

@@ -282,10 +282,10 @@ class Program(Reported):
         `read` names nodes, modules (`"layers.3.mlp"`: what it returned), calls (`"lin@0"`) and patterns of
         `select` (`"type=Linear"`, `"layers.* :: backward"`), in every phase. What may mean several is a
         dictionary, by call or node. `patch` gives all that a key means another value, or a function that
-        makes one of what was there; what comes later is computed from that. A tangent is one unless `inputs`
-        gives it, by name or path, as it does other inputs; `optimizer` gives those of a step as it is now.
-        Raises `SelectionError` for what is not there, `CallError` for arguments that do not fit, `UsageError`
-        for inputs without a value and patches of another shape.
+        makes one of what was there; what comes later is computed from that, also where a checkpoint runs
+        again. A backward goes on through it without the derivative of the patch. A tangent is one unless
+        `inputs` gives it, as it does other inputs; `optimizer` gives those of a step as it is now. Raises
+        `SelectionError` for what is not there, `CallError` for other arguments, `UsageError` for no value.
         """
         program, given = given_to(self, args, kwargs, inputs, optimizer)
         return run(program, given, read=read, patch=patch or {})
@@ -489,9 +489,9 @@ def _traced(run: Callable[[], tuple[FlatProgram, Observed]], made: Sequence[Tens
     return copy_context().run(without_collection, captured)
 
 
-def loaded(content: bytes, name: str, model: Callable[..., Any] | None = None) -> Program:
-    """The program in the bytes of a file; with a `model`, on its tensors."""
-    return full(interop.program_of(content, name, model)[0])
+def loaded(content: bytes, name: str, model: Any = None, *, binds: bool = True) -> Program:
+    """The program in the bytes of a file; with a `model`, on its tensors, but with `binds=False`."""
+    return full(interop.program_of(content, name, model, binds=binds)[0])
 
 
 def full(program: FlatProgram) -> Program:

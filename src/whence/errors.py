@@ -22,7 +22,8 @@
     ├── (use of a program)            2xx
     │   ├── SelectionError          WH201  a pattern or a name that finds nothing
     │   ├── CallError               WH202  called in another way than it was captured
-    │   └── NotDifferentiable       WH203  a backward pass that would give a wrong gradient
+    │   ├── NotDifferentiable       WH203  a backward pass that would give a wrong gradient
+    │   └── FailedOperation         WH204  an operation of a program from a file raised an error
     ├── (validity)                    3xx
     │   ├── StaleCapture            WH301  something that the capture relied on has changed
     │   ├── MalformedProgram        WH302  a program breaks one of its own rules
@@ -319,6 +320,15 @@ class NotDifferentiable(WhenceError, RuntimeError):
     """A backward pass was asked for where the recorded program cannot give the right one."""
 
     code = "WH203"
+
+
+class FailedOperation(WhenceError, RuntimeError, TypeError, ValueError, IndexError):
+    """An operation of a program that was read from a file raised an error of PyTorch's or Python's own.
+
+    It is of all these kinds because PyTorch raises one or the other, and code that catches them stays right.
+    """
+
+    code = "WH204"
 
 
 class StaleCapture(WhenceError):

@@ -6,6 +6,7 @@ from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from whence._torch.graphs import (
+    NAMES_OF_CODE,
     Appender,
     fake_result,
     graph_module,
@@ -67,6 +68,18 @@ def test_plain_name_runs() -> None:
     name_exactly(node, "input")
     graph.output(graph.call_function(torch.ops.aten.mul.Tensor, (node, 2)))
     graph.lint()
+    assert torch.equal(graph_module({}, graph, "Plain")(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.canary("torch.fx.graph._custom_builtins")
+@pytest.mark.parametrize("name", sorted(NAMES_OF_CODE))
+def test_names_of_generated_code_stay_its_own(name: str) -> None:
+    """A placeholder that is called as the code of fx calls PyTorch, or its module, has another name there."""
+    graph = fx.Graph()
+    node = graph.create_node("placeholder", name, name=name)
+    name_exactly(node, name)
+    graph.output(graph.call_function(torch.ops.aten.mul.Tensor, (node, 2)))
+    assert node.name == node.target and node.name.startswith(f"{name}_")
     assert torch.equal(graph_module({}, graph, "Plain")(torch.ones(2)), torch.full((2,), 2.0))
 
 

@@ -14,9 +14,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph import _custom_builtins
 from torch.fx.node import Node
 
 from whence._torch.operators.table import said_of
+
+NAMES_OF_CODE = frozenset({"self", *_custom_builtins})
+"""What code that fx writes calls its module, PyTorch and the like: nothing else in it may be called so."""
 
 
 def graph_module(root: nn.Module | dict[str, Any], graph: fx.Graph, name: str) -> fx.GraphModule:
@@ -140,11 +144,16 @@ def name_exactly(node: fx.Node, wanted: str) -> None:
 
     fx appends a number to names of builtins; as the parameter of a generated function such a name only hides
     the builtin there, and fx gives it to no other node. What no parameter can be called, such as a module's
-    name in angle brackets, is spelled as fx spells the node.
+    name in angle brackets, or an argument `torch`, which would hide PyTorch in the generated function, is
+    spelled as fx spells the node.
     """
     if node.name != wanted and hasattr(builtins, wanted) and wanted not in {n.name for n in node.graph.nodes}:
         node.name = node.target = wanted
-    if node.op == "placeholder" and not str(node.target).isidentifier():
+    if node.name == "self":  # which fx gives away
+        node.name = node.graph._graph_namespace.create_name("self", None)
+    if node.op == "placeholder" and (
+        not str(node.target).isidentifier() or str(node.target) in NAMES_OF_CODE
+    ):
         node.target = node.name
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from whence.api import Program, capture
+from whence.api import Program, beside, capture
 from whence.api import load as saved
 from whence.dependence.asking import Failed, attempt
 from whence.errors import UsageError, WhenceError
@@ -43,11 +43,13 @@ def is_saved(name: str) -> bool:
 
 
 def program_and_other(
-    name: str, other: str | None, *, backward: bool, loss: str | None = None
+    name: str, other: str | None, *, backward: bool, loss: str | None = None, binds: bool = True
 ) -> tuple[Program, NamedModel]:
     """The program of a model, or the one in a file, and the `other` model: without, the one of the program.
 
-    A training step has the `loss` of that name. Raises `UsageError` for a file without another model.
+    A training step has the `loss` of that name. The program of a file gets the tensors of the model where it
+    `binds`. Raises `UsageError` for a file without another model, and `StaleCapture` for one whose tensors
+    do not fit.
     """
     if not is_saved(name):
         named = _with_loss(built(name), loss)
@@ -57,7 +59,7 @@ def program_and_other(
         raise UsageError(f"{name} holds a program, and no model", remedy=remedy)
     named = _with_loss(built(other), loss)
     with working(f"reading {name}"):
-        return saved(name, model=named.model), named
+        return (saved(name, model=named.model) if binds else beside(name, named.model)), named
 
 
 def _with_loss(named: NamedModel, loss: str | None) -> NamedModel:

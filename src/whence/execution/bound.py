@@ -24,6 +24,7 @@ from whence.execution.running import take
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
 from whence.hierarchy.emit.differentiable import laid_out, without_gradients
+from whence.hierarchy.run.failing import OF_OPERATIONS, refuse_failed
 from whence.hierarchy.value_shapes import described_at
 from whence.program import FlatProgram
 from whence.program.arguments.fitting import other_autocast
@@ -253,7 +254,11 @@ class Bound:
     def _computed(self, values: Mapping[str, Any], arguments: Sequence[Any]) -> tuple[InPlace | None, Any]:
         """What the graph gives, and where it has written in place."""
         placed = self._placing.graph(values, arguments)
-        return placed, (self._graph if placed is None else placed.run)(*arguments)
+        try:
+            return placed, (self._graph if placed is None else placed.run)(*arguments)
+        except OF_OPERATIONS as error:
+            refuse_failed(self.program, error)
+            raise
 
     @property
     def _is_forward(self) -> bool:

@@ -59,7 +59,14 @@ class OfClass:
 
 
 class Said(dict[int, tuple[Any, Any]]):
-    """What a file said of things, by their identities: each thing, which stays alive, and the words."""
+    """What a file said of things, by their identities: each thing, which stays alive, and the words.
+
+    `file` is what the file is called.
+    """
+
+    def __init__(self, file: str = "a file") -> None:
+        super().__init__()
+        self.file = file
 
     def __deepcopy__(self, _known: object) -> "Said":
         """A copy of a program speaks of the same things."""

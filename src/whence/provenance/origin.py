@@ -11,6 +11,8 @@ GENERATED_FILE = "<whence>"
 """The file name of code that whence writes for captured bodies."""
 GENERATED_LINES = "whence_lines"
 """The global name under which such code carries the user's line behind each of its own."""
+GENERATED_NODES = "whence_nodes"
+"""The global name under which it carries the name of the operation that each of its lines runs."""
 _LATEST = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 

@@ -20,6 +20,16 @@ def test_verifier_is_what_exported_programs_are_checked_by() -> None:
     assert program.verifiers == [Verifier] == [exported.Verifier]
 
 
+@pytest.mark.canary("torch._export.verifier.SpecViolationError")
+def test_what_the_verifier_raises() -> None:
+    """`SpecViolationError` for a graph that calls all overloads of an operator at once."""
+    program = torch.export.export(nn.ReLU(), (torch.ones(2),))
+    (node,) = program.graph.find_nodes(op="call_function", target=aten.relu.default)
+    node.target = aten.relu
+    with pytest.raises(exported.SpecViolationError, match="relu"):
+        program.validate()
+
+
 @pytest.mark.canary("torch._C.DispatchKey.CompositeImplicitAutograd")
 def test_what_schemas_say() -> None:
     """Composites are told from kernels, and schemas name the arguments that results may look into."""

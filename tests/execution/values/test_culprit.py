@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import fx, nn
+from torch.export import Dim
 
 import whence
 from tests.checks import Backward
@@ -75,6 +78,41 @@ def test_a_forward_program_and_given_inputs() -> None:
     assert found is not None and found.outputs == ("output",)
     tangent = {"tangent_0": torch.full((3, 4), 2.0)}
     assert whence.bisect(program(backward=True), [nothing, broken], (X,), inputs=tangent) is not None
+
+
+class Drawing(nn.Module):
+    """Draws a number from Python's generator, and one from NumPy's."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh() * random.random() * float(np.random.rand())
+
+
+def test_numbers_of_other_generators_are_drawn_again() -> None:
+    """Python's and NumPy's are, in all runs, where they were before."""
+    drawing = whence.capture(Drawing(), (X,), decide="example")
+    before = random.getstate(), str(np.random.get_state())
+    assert whence.bisect(drawing, [nothing, DeadCode()], (X,)) is None
+    found = whence.bisect(drawing, [nothing, sine], (X,))
+    assert found is not None and found.first is not None and found.first.node == "tanh"
+    assert (random.getstate(), str(np.random.get_state())) == before
+    assert drawing.first((X,), differs_from=drawing.apply(nothing)) is None
+
+
+class Single(nn.Module):
+    """One row has a way of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.tanh() * 2 if x.shape[0] == 1 else x.tanh()
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_the_variant_that_admits_the_arguments_is_run(rows: int) -> None:
+    """Passes go over all of them."""
+    found = whence.capture(Single(), (X,), dynamic_shapes=({0: Dim("rows")},), variants=True)
+    culprit = whence.bisect(found, [nothing, sine, nothing], (X[:rows],))
+    assert culprit is not None and (culprit.name, culprit.position) == ("sine", 1)
+    assert culprit.first is not None and culprit.first.node == "tanh"
+    assert whence.bisect(found, [nothing, nothing], (X[:rows],)) is None
 
 
 def _has_no(operator: Any) -> Callable[[whence.Program], bool]:

@@ -296,7 +296,7 @@ def test_bound_to_a_model_it_shares_its_tensors(tmp_path: Path) -> None:
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     """Every tensor that does not fit is named at once."""
-    with pytest.raises(UsageError, match=r"0.weight is .*; 1.weight is not there"):
+    with pytest.raises(StaleCapture, match=r"0.weight is .*; 1.weight is not there"):
         through_file(program("forward"), tmp_path, weights=False, model=nn.Sequential(nn.Linear(5, 5)))
 
 

@@ -294,6 +294,57 @@ def _self_inside(data: Any) -> None:
     data["graphs"][1]["targets"][0] = "self"
 
 
+def _named_torch(data: Any) -> None:
+    """A value in a branch has a name that the code of fx has for PyTorch, as its argument and in it."""
+    graph = data["graphs"][1]
+    graph["names"][0] = graph["targets"][0] = "torch"
+
+
+def _arguments_inside_renamed(data: Any) -> None:
+    """What a branch takes second is called as its first is called in it."""
+    graph = data["graphs"][1]
+    graph["targets"][:2] = ["other", graph["names"][0]]
+
+
+def _gradients_swapped(data: Any) -> None:
+    """The gradient of a weight is said to be that of a bias, and the other way round."""
+    of = data["signature"]["outputs"]["columns"]["of"]
+    first, second = of.index("p_3_weight"), of.index("p_4_bias")
+    of[first], of[second] = of[second], of[first]
+
+
+def _no_backward(data: Any) -> None:
+    """A joint program is said to be a forward alone."""
+    del data["circumstances"]["has_backward"]
+
+
+def _kinds_swapped(data: Any) -> None:
+    """A constant is said to be a parameter."""
+    kinds = _kinds(data, "inputs")
+    kinds[kinds.index("constant")] = "parameter"
+
+
+def _result_of_another_kind(data: Any) -> None:
+    """What is returned is said to be the new value of something."""
+    kinds = _kinds(data, "outputs")
+    kinds[kinds.index("user")] = "mutation"
+
+
+def _kinds(data: Any, name: str) -> Any:
+    columns = data["signature"][name]["columns"]
+    columns["kind"] = expanded(columns["kind"], lambda held: held)
+    return columns["kind"]
+
+
+def _other_release_with_a_tuple(data: Any) -> None:
+    """Another release saved it, and an operator is given the several results of another one."""
+    data["torch"] = "2.12.0"
+    graph = data["graphs"][0]
+    at = next(at for at, name in enumerate(graph["names"]) if name.startswith("_native_batch_norm"))
+    read = graph["names"].index("getitem")
+    graph["reads"] = [at if number == read else number for number in graph["reads"]]
+
+
 def _three_arguments(data: Any) -> None:
     at = data["tables"]["targets"].index(["function", "operator.getitem"])
     graph = data["graphs"][0]
@@ -313,13 +364,20 @@ def _three_arguments(data: Any) -> None:
         ("joint", _one_for_many, "gives something else than aten"),
         ("preserved", lambda data: data["calls"].update(entry=2), "is entered in the middle"),
         ("preserved", lambda data: data["calls"].update(preserved=[0]), "the program itself is called"),
-        ("branch", _self_inside, "takes what fx calls its module"),
+        ("branch", _self_inside, "takes what its code calls otherwise"),
+        ("branch", _arguments_inside_renamed, "takes what its code calls otherwise"),
+        ("branch", _named_torch, "a name that code of fx has"),
         ("branch", _called_otherwise, "cond with 2 arguments"),
         ("branch, joint", _operands_swapped, "gives its branches something else"),
         ("constants", _written_elsewhere, "is written where something else is"),
         ("sizes", _read_otherwise, "t, aten.t.default: it gives"),
         ("joint", _loss_renamed, "the loss is called other"),
         ("sizes", _condition_of_a_number, "a int stands where only str may"),
+        ("tangents", _gradients_swapped, "has another shape than what it is of"),
+        ("tangents", _no_backward, "gradients, and no backward"),
+        ("constants", _kinds_swapped, "scale is a parameter, and its numbers are of none"),
+        ("attributes", _result_of_another_kind, "the result is not made of the outputs"),
+        ("decomposed", _other_release_with_a_tuple, "relu, aten.relu.default: "),
         ("joint", _loss_in_the_backward, "the loss is computed in its own backward"),
         ("preserved", lambda data: data["calls"].update(preserved=[1]), "program itself is called as it was"),
         ("forward", _read_otherwise, "linear, aten.linear.default: "),

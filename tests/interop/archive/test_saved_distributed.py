@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import whence
-from whence.errors import UnsupportedStep, UsageError
+from whence.errors import StaleCapture, UnsupportedStep, UsageError
 
 X = torch.randn(3, 4)
 
@@ -96,10 +96,10 @@ def test_a_model_that_is_spread_otherwise_is_refused(world: None, tmp_path: Path
     saved(spread(mesh["tp"]), (X,), tmp_path / "p.whence")
     others = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
     with pytest.raises(
-        UsageError, match=r"0.weight is _local_tensor of the DTensor 0.weight, .* \(of the groups"
+        StaleCapture, match=r"0.weight is _local_tensor of the DTensor 0.weight, .* \(of the groups"
     ):
         whence.load(tmp_path / "p.whence", model=spread(others["tp"]))
-    with pytest.raises(UsageError, match="does not fit the model: 2"):
+    with pytest.raises(StaleCapture, match="does not fit the model: 2"):
         whence.load(tmp_path / "p.whence", model=spread(mesh["tp"], rows=False))
 
 
@@ -134,7 +134,7 @@ for backward in (False, squares):
 print(len(made))
 try:
     whence.load(sys.argv[3], model=model)
-except whence.UsageError as error:
+except whence.StaleCapture as error:
     print(error)
 """
 

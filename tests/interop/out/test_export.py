@@ -421,3 +421,15 @@ def test_a_parameter_that_is_written_is_told_of() -> None:
         exported = whence.capture(model, (ids,)).to_exported_program()
     with torch.no_grad():
         assert torch.equal(exported.module()(ids), model(ids))
+
+
+def test_what_pytorch_refuses_is_named() -> None:
+    """An operator without an overload, as passes may write it: PyTorch's exported programs have none."""
+    program = whence.capture(nn.ReLU(), (X,))
+    with program.track("any relu") as edit:
+        edit.node("relu").target = torch.ops.aten.relu
+    assert torch.equal(edit.program.module()(X), X)
+    with pytest.raises(
+        whence.WhenceError, match=r"takes the graph of ReLU for no exported program.*aten\.relu"
+    ):
+        edit.program.to_exported_program()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._export.verifier import Verifier
+from torch._export.verifier import SpecViolationError, Verifier
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from whence._torch.fakes import fake_like
@@ -16,6 +16,7 @@ from whence._torch.tensors import storage_of
 
 __all__ = [
     "HigherOrderOperator",
+    "SpecViolationError",
     "Verifier",
     "came_through",
     "fakes_like",

@@ -37,7 +37,7 @@ NAMES = {
     "torch._dynamo._trace_wrapped_higher_order_op": "ModIndex TransformGetItemToIndex",
     "torch._dynamo.eval_frame": "OptimizedModule _stance",
     "torch._dynamo.source": "ConstantSource",
-    "torch._export.verifier": "Verifier",
+    "torch._export.verifier": "SpecViolationError Verifier",
     "torch._functorch._aot_autograd.descriptors": """
         BufferAOTInput GradAOTOutput InputMutationAOTOutput ParamAOTInput PlainAOTInput PlainAOTOutput
         TangentAOTInput
@@ -70,6 +70,7 @@ NAMES = {
         GuardOnDataDependentSymNode ShapeEnv StrictMinMaxConstraint free_unbacked_symbols
     """,
     "torch.fx.experimental.symbolic_shapes.DimDynamic": "DYNAMIC",
+    "torch.fx.graph": "_custom_builtins",
     "torch.library": "_scoped_library",
     "torch.nn.modules.module": """
         _global_backward_hooks _global_backward_pre_hooks _global_forward_hooks _global_forward_pre_hooks

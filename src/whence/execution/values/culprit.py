@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 
 from whence._torch.tensors import same_bits
 from whence.errors import UsageError
 from whence.execution.values.first import First, first_difference
-from whence.execution.values.walk import Given, detached, inputs_of, walk
+from whence.execution.values.walk import Given, detached, drawing_again, inputs_of, walk
 from whence.program import FlatProgram
+from whence.program.arguments.variants import fitting
 from whence.rewriting import GraphPass, Pass, apply
 
 P = TypeVar("P", bound=FlatProgram)
@@ -88,23 +88,22 @@ def _culprit_at(made: _Passes, wrong: int, given: Given, *, can_run: bool) -> Cu
 
 
 def _first(before: FlatProgram, after: FlatProgram, given: Given) -> First | None:
-    state = torch.get_rng_state()
-    try:
+    args, kwargs, _ = given
+    before, after = fitting(before, args, kwargs), fitting(after, args, kwargs)
+    with drawing_again(after):
         return first_difference(after, before, given)
-    finally:
-        torch.set_rng_state(state)
 
 
 def _output_values(program: FlatProgram, given: Given) -> dict[str, Any]:
     """The values of all outputs by name, from the random state of now, which stays as it is."""
-    state = torch.get_rng_state()
+    args, kwargs, _ = given
+    program = fitting(program, args, kwargs)
     nodes = frozenset(row.node for row in program.signature.outputs if row.node is not None)
+    inputs = inputs_of(program, *given)
     values: Mapping[str, Any] = {}
-    try:
-        for _, now in walk(program, inputs_of(program, *given), keep=nodes):
+    with drawing_again(program):
+        for _, now in walk(program, inputs, keep=nodes):
             values = now
-    finally:
-        torch.set_rng_state(state)
     rows = program.signature.outputs
     return {row.name: row.value if row.node is None else detached(values[row.node]) for row in rows}
 

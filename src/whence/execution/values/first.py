@@ -20,7 +20,7 @@ from whence._torch.pytrees import tree_flatten, whole_leaves
 from whence._torch.tensors import same_bits
 from whence.execution.compare import Comparison, beside
 from whence.execution.running import differentiate
-from whence.execution.values.walk import Given, detached, inputs_of, walk
+from whence.execution.values.walk import Given, detached, drawing_again, inputs_of, walk
 from whence.program import FlatProgram, Named
 from whence.program.calls import Call, Leaf, Structure
 from whence.program.node_records import origin_of, record_of
@@ -95,11 +95,11 @@ def first_difference(program: FlatProgram, other: FlatProgram, given: Given) -> 
     not compared, nor is memory that nobody has written. The random state afterwards is that of the
     program's run.
     """
-    state = torch.get_rng_state()
     names = {node.name for node in program.graph.nodes} & {node.name for node in other.graph.nodes}
-    there = walk(other, inputs_of(other, *given))
-    expected = {node.name: detached(values[node.name]) for node, values in there if node.name in names}
-    torch.set_rng_state(state)
+    inputs = inputs_of(other, *given)
+    with drawing_again(other):
+        there = walk(other, inputs)
+        expected = {node.name: detached(values[node.name]) for node, values in there if node.name in names}
     for node, values in walk(program, inputs_of(program, *given)):
         compares = node.name in expected and not said_of(node.target).gives_memory
         if compares and (why := next(_otherwise(detached(values[node.name]), expected[node.name]), None)):

@@ -1,13 +1,15 @@
 """Run a program, and read or replace values on the way."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, fx
 
 from whence._torch.pytrees import tree_flatten
 from whence.errors import SelectionError, UsageError
+from whence.execution.values.repeated import repeats_of
 from whence.execution.values.walk import Given, Patch, detached, inputs_of, walk
 from whence.program import Call, FlatProgram, Named, Structure
 from whence.program.queries.selecting import SEPARATOR, TYPE, near_paths, select_calls
@@ -48,10 +50,10 @@ def run(
     """What the program computes on these arguments; nothing is changed."""
     keys = [read] if isinstance(read, (str, fx.Node, CallSite, Call)) else read
     wanted = {name_of(each): _meant(program, each) for each in keys}
-    patches = dict(_patches(program, patch))
+    patched = {name for each in patch for name in _meant(program, each).names}
+    patches = {**_patches_again(program, patched), **dict(_patches(program, patch))}
     returned = [row for row in program.signature.outputs if row.node is not None]
     names = {name for each in wanted.values() for name in each.names}
-    patched = {name for each in patch for name in _meant(program, each).names}
     keep = frozenset(names | patched | {str(row.node) for row in returned})
     values: Mapping[str, Any] = {}
     for _, now in walk(program, inputs_of(program, *given), patches=patches, keep=keep):
@@ -154,6 +156,16 @@ def _patches(program: FlatProgram, patch: Mapping[Any, Any]) -> Iterator[tuple[s
                     remedy="name a node, or a call that returns a tensor",
                 )
             yield max(names, key=order.__getitem__), _replacing(what, target, new)
+
+
+def _patches_again(program: FlatProgram, patched: Set[str]) -> dict[str, Patch]:
+    """What a checkpoint computes again is what took the place of it the first time."""
+    pairs = repeats_of(program, patched) if patched else {}
+    return {name: partial(_as_before, name, of) for name, of in pairs.items()}
+
+
+def _as_before(name: str, of: str, values: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {name: values[of]}
 
 
 def _replacing(what: str, target: Target, new: Any) -> Patch:

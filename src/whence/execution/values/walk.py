@@ -1,6 +1,7 @@
 """A program's graph, node by node, over real values."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -8,12 +9,14 @@ import torch
 from torch import Tensor, fx
 
 from whence._torch.graphs import nested_graph
+from whence._torch.observe.generators import set_states, states
 from whence._torch.pytrees import tree_map_only
 from whence._torch.subclasses.fully_sharded import whole
 from whence._torch.subclasses.wrapper_subclasses import carries_gradients
 from whence.errors import UsageError
 from whence.hierarchy.emit.differentiable import straight_through, with_gradients, without_gradients
 from whence.hierarchy.emit.source import run_as
+from whence.hierarchy.run.failing import OF_OPERATIONS, refuse_failed
 from whence.program import FlatProgram
 from whence.program.signature import Input
 from whence.program.state import refuse_elsewhere
@@ -71,7 +74,11 @@ def _computed_value(
     if node.op == "get_attr":
         return _leaf_over_memory(program, program.input(node.name), program.state[node.name])
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])
-    return _operation(program, node)(*args, **kwargs)
+    try:
+        return _operation(program, node)(*args, **kwargs)
+    except OF_OPERATIONS as error:
+        refuse_failed(program, error, node.name)
+        raise
 
 
 def _operation(program: FlatProgram, node: fx.Node) -> Callable[..., Any]:
@@ -93,6 +100,21 @@ def _leaf_over_memory(program: FlatProgram, row: Input, held: Tensor) -> Any:
         return value
     wanted = held.requires_grad if row.part is None else row.part.requires_grad and carries_gradients(held)
     return value.requires_grad_(wanted)
+
+
+@contextmanager
+def drawing_again(program: FlatProgram) -> Iterator[None]:
+    """Every random generator, also those of the program's devices, is afterwards where it was before: the
+    next run draws the same."""
+    values = [*program.state.values(), *(row.value for row in program.signature.inputs)]
+    devices = {value.device for value in values if isinstance(value, Tensor)}
+    before = states()
+    with ExitStack() as stack:
+        for kind in {device.type for device in devices} - {"cpu", "meta"}:
+            numbers = [device.index or 0 for device in devices if device.type == kind]
+            stack.enter_context(torch.random.fork_rng([*{*numbers}], device_type=kind))
+        stack.callback(set_states, before)
+        yield
 
 
 def detached(value: Any) -> Any:

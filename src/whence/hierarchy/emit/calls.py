@@ -25,6 +25,7 @@ from whence.hierarchy.emit.source import FunctionSource, write
 from whence.hierarchy.emit.traced_calls import Alone, alone, on_proxies, plain_body, plain_call
 from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region
 from whence.hierarchy.plan.planning import plan as plan_of
+from whence.hierarchy.run.failing import OF_OPERATIONS, refuse_failed
 from whence.hierarchy.run.gradient_pieces import GradientPieces, pieces_of
 from whence.hierarchy.run.interface import GradientInterface, Interface, interface_of
 from whence.hierarchy.run.wrapper_subclasses import differentiable_leaves
@@ -38,7 +39,7 @@ from whence.program.arguments.fitting import Misfit, other_autocast, refuse_othe
 from whence.program.program import FlatProgram
 from whence.program.queries.printing import marked
 from whence.provenance import ModulePath
-from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES
+from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES, GENERATED_NODES
 from whence.schema import InputKind, Phase
 
 Function = tuple[FunctionType, tuple[int, ...]]
@@ -126,7 +127,7 @@ class Compiler(_OfThisProcess):
         code = self.codes.get(source.text)
         if code is None:
             code = self.codes[source.text] = compile(source.text, GENERATED_FILE, "exec")
-        names = {**source.names, GENERATED_LINES: source.lines}
+        names = {**source.names, GENERATED_LINES: source.lines, GENERATED_NODES: source.nodes}
         exec(code, names)
         return names["run"], source.calls
 
@@ -234,8 +235,10 @@ class CallBody(_OfThisProcess):
                 took = replacing.took_within(self.plan.site(self.number).path)
                 result = self.generated.run(body, module, flat, leaves, took)
                 return interface.convention.handed_back(args, kwargs, result, interface.loss is not None)
-            except AttributeError:
-                refuse_lost(self.plan, self.number, module)
+            except OF_OPERATIONS as error:
+                if isinstance(error, AttributeError):
+                    refuse_lost(self.plan, self.number, module)
+                refuse_failed(self.plan.program, error)
                 raise
 
     def readable_body(self) -> Callable[..., tuple[Any, ...]]:

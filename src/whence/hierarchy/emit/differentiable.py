@@ -13,6 +13,7 @@ from whence._torch.autograd.nodes import below_autograd, release_saved
 from whence._torch.sizes.exported_sizes import in_order_of
 from whence.errors import NotDifferentiable
 from whence.hierarchy.plan.plan import CallPlan, Half
+from whence.hierarchy.run.failing import OF_OPERATIONS, refuse_failed
 from whence.hierarchy.run.gradient_pieces import Piece, added, in_order, pieces_in
 from whence.hierarchy.run.interface import GradientInterface
 from whence.hierarchy.run.wrapper_subclasses import holding, registered_at
@@ -82,7 +83,11 @@ class CapturedFunction(torch.autograd.Function):
     def backward(ctx: Any, *received: Tensor | None) -> tuple[Any, ...]:
         """Run the captured backward on the gradients that arrived; it cannot be differentiated again."""
         with torch.no_grad():
-            gradients = CapturedFunction._gradients(ctx, received)
+            try:
+                gradients = CapturedFunction._gradients(ctx, received)
+            except OF_OPERATIONS as error:
+                refuse_failed(ctx.run.runner.plan.program, error)
+                raise
         return (None, *(map(_final, gradients) if torch.is_grad_enabled() else gradients))
 
     @staticmethod

@@ -35,14 +35,15 @@ _LITERALS = (bool, int, str, type(None))
 class FunctionSource:
     """The text of a function, and what belongs to it.
 
-    `names` are the objects its global names stand for, `calls` the calls it makes, in order, and `lines`
-    gives the line of the user's code that each of its lines came from.
+    `names` are the objects its global names stand for, `calls` the calls it makes, in order. `lines` gives
+    the line of the user's code that each of its lines came from, and `nodes` the operation that it runs.
     """
 
     text: str
     names: Mapping[str, Any]
     calls: tuple[int, ...]
     lines: Mapping[int, UserLine | None]
+    nodes: Mapping[int, str]
 
 
 @dataclass
@@ -55,6 +56,7 @@ class _BodyWriter:
     lines: list[str] = field(default_factory=list)
     calls: list[int] = field(default_factory=list)
     origins: dict[int, UserLine | None] = field(default_factory=dict)
+    nodes: dict[int, str] = field(default_factory=dict)
 
     def local(self, name: str) -> str:
         if name not in self.locals:
@@ -141,7 +143,11 @@ def write(
     writer.write(f"return ({''.join(f'{result}, ' for result in results)})")
     head = f"def run({', '.join(['module', 'calls', *parameters])}):"
     return FunctionSource(
-        "\n".join([head, *writer.lines, ""]), writer.globals, tuple(writer.calls), writer.origins
+        "\n".join([head, *writer.lines, ""]),
+        writer.globals,
+        tuple(writer.calls),
+        writer.origins,
+        writer.nodes,
     )
 
 
@@ -188,7 +194,8 @@ def _write_step(writer: _BodyWriter, phase: Phase, step: str | int) -> None:
         arguments.insert(0, callee)
         callee = writer.callee(without_gradients)
     writer.write(f"{writer.local(step)} = {callee}({', '.join(arguments)})")
-    writer.origins[len(writer.lines) + 1] = origin_of(node).source
+    line = len(writer.lines) + 1
+    writer.origins[line], writer.nodes[line] = origin_of(node).source, step
 
 
 def run_as(target: Any) -> Any:

@@ -24,7 +24,7 @@ from whence._torch.pytrees import tree_flatten
 from whence._torch.versions.release import release
 from whence.dependence.code import fingerprint, is_of_dataclass
 from whence.dependence.describe import expected_tensor, shown
-from whence.errors import NotStorable, UnreadableFile, UsageError
+from whence.errors import NotStorable, StaleCapture, UnreadableFile, UsageError
 from whence.interop.archive.records.names import class_name
 from whence.interop.archive.saved import bytes_of, content_of, program_of, saved_to
 from whence.program import FlatProgram
@@ -126,7 +126,7 @@ class Cache:
             if any(_state_of(name) != held for name, held in said["files"].items()):
                 return None
             program, lost = program_of(content, str(note), model)
-        except (UnreadableFile, UsageError, ValueError, KeyError, TypeError, AttributeError):
+        except (UnreadableFile, StaleCapture, UsageError, ValueError, KeyError, TypeError, AttributeError):
             return None
         return None if lost else program
 

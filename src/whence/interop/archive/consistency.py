@@ -4,19 +4,20 @@ from collections.abc import Iterator, Set
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import may_give, op_name
 from whence._torch.pytrees import TreeSpec, tree_unflatten, unmade_in
 from whence._torch.sizes.symbols import has_open_sizes
 from whence.interop.archive.records.checked import Unreadable
+from whence.interop.archive.results import sizes_in_example
 from whence.program import Calls, Convention, FlatProgram, Named, Structure
 from whence.program.arguments.containers import containers_in, containers_of
 from whence.program.guards.expectations import Expectation, inside_of
 from whence.program.guards.guards import Guards
 from whence.program.node_records import origin_of, record_of
-from whence.program.signature import describe
+from whence.program.signature import Input, describe
 from whence.program.wellformed import faults
 from whence.provenance import ROOT
 from whence.schema import GuardKind, InputKind, OutputKind, Phase
@@ -38,6 +39,13 @@ def _of_state(program: FlatProgram, *, is_complete: bool) -> Iterator[str]:
             yield f"the numbers of {row.path} are missing"
         elif held is not None and (held.shape, held.dtype) != (row.value.shape, row.value.dtype):
             yield f"{row.path} has another shape than its numbers"
+        elif held is not None and not _is_of_its_kind(row, held):
+            yield f"{row.path} is a parameter, and its numbers are of none"
+
+
+def _is_of_its_kind(row: Input, held: Tensor) -> bool:
+    """Whether a parameter is one; what a parameter is made of need not be."""
+    return row.kind is not InputKind.PARAMETER or row.part is not None or isinstance(held, nn.Parameter)
 
 
 def _faults_found(program: FlatProgram) -> Iterator[str]:
@@ -47,6 +55,8 @@ def _faults_found(program: FlatProgram) -> Iterator[str]:
     yield from _of_convention(program)
     yield from _of_records(program, nodes)
     yield from _of_signature(program, nodes)
+    yield from _of_outputs(program)
+    yield from _of_kinds(program)
     yield from _of_values(program)
     yield from _of_branches(program)
     yield from _of_modules(program)
@@ -151,18 +161,39 @@ def _of_signature(program: FlatProgram, nodes: Set[str]) -> Iterator[str]:
     for row in (*signature.attributes, *signature.inputs):
         if _kind_of(values.get(row.name)) != _kind_of(row.value):
             yield f"{row.path} is something else in the graph"
+    for whole in signature.wholes:
+        if not set(whole.parts) <= set(inputs):
+            yield f"{whole.path} is made of inputs that do not exist"
+
+
+def _of_outputs(program: FlatProgram) -> Iterator[str]:
+    """What outputs are of is there, and a gradient is like it; the loss is one."""
+    signature, nodes = program.signature, {node.name: node for node in program.graph.nodes}
+    inputs = {row.name for row in (*signature.attributes, *signature.inputs)}
+    sizes = {name: sizes_in_example(node.meta.get("val")) for name, node in nodes.items()}
+    for output in signature.outputs:
+        like = {sizes.get(name or "") for name in (output.of, output.node)} - {None}
+        if output.of is not None and output.of not in inputs:
+            yield f"the output {output.name} is of an input that does not exist"
+        elif output.kind is OutputKind.GRADIENT and len(like) > 1:
+            yield f"the gradient {output.name} has another shape than what it is of"
     for output in signature.outputs_of(OutputKind.LOSS):
-        computed = program.node(output.node) if output.node in nodes and output.node else None
+        computed = nodes.get(output.node or "")
         if computed is not None and origin_of(computed).phase is Phase.BACKWARD:
             yield "the loss is computed in its own backward"
         if output.name != "loss":
             yield f"the loss is called {output.name}"
-    for output in signature.outputs:
-        if output.of is not None and output.of not in inputs:
-            yield f"the output {output.name} is of an input that does not exist"
-    for whole in signature.wholes:
-        if not set(whole.parts) <= set(inputs):
-            yield f"{whole.path} is made of inputs that do not exist"
+
+
+def _of_kinds(program: FlatProgram) -> Iterator[str]:
+    """Inputs and outputs are of kinds that the program has, and what it returns is among its outputs."""
+    signature, is_joint = program.signature, program.has_backward or program.step is not None
+    differentiated = (*signature.inputs_of(InputKind.TANGENT), *signature.outputs_of(OutputKind.GRADIENT))
+    if not is_joint and (*differentiated, *signature.outputs_of(OutputKind.LOSS)):
+        yield "there are gradients, and no backward"
+    returned = [row.node for row in signature.outputs_of(OutputKind.USER)]
+    if [leaf.name if isinstance(leaf, Named) else None for leaf in program.result.leaves] != returned:
+        yield "the result is not made of the outputs"
 
 
 def _kind_of(value: object) -> str:

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from torch import Tensor
 from whence._torch.subclasses.fully_sharded import is_distributed
 from whence._torch.subclasses.spread import meshes_of
 from whence._torch.versions.release import release
-from whence.errors import Fault, NotStorable, UnreadableFile, UsageError
+from whence.errors import Fault, NotStorable, StaleCapture, UnreadableFile, UsageError
 from whence.interop.archive import tensors
 from whence.interop.archive.consistency import refuse_inconsistent
 from whence.interop.archive.container import PROGRAM, TENSORS, not_readable, packed, unpacked
@@ -151,18 +151,33 @@ class Unsaved(dict[str, Tensor]):
         )
 
 
+@dataclass(frozen=True)
+class Beside:
+    """What a file is read with: the live model, and whether the program gets the tensors of that."""
+
+    subject: Subject
+    binds: bool = True
+
+    def names(self) -> LoadedNames:
+        """What classes, functions and variables of the file are here."""
+        roots, modules = self.subject.roots, [module for _, module in self.subject.named_modules()]
+        return LoadedNames.beside(modules, roots[0][1] if roots else self.subject.call)
+
+
 def program_of(
-    content: bytes, name: str, model: Callable[..., Any] | None = None
+    content: bytes, name: str, model: Callable[..., Any] | None = None, *, binds: bool = True
 ) -> tuple[FlatProgram, tuple[str, ...]]:
     """The program that the bytes of a file hold, and what of its guards cannot be compared any more.
 
-    With a `model` it has the tensors of that, by qualified name, and its guards speak of what is loaded.
+    With a `model` its guards speak of what is loaded, and it has the tensors of that, by qualified name, or
+    with `binds=False` those of the file.
     Raises `UnreadableFile` for anything else than a saved program, and for one that needs what this process
-    does not have, all of which it names.
+    does not have, all of which it names; and `StaleCapture` naming every tensor that does not fit.
     """
-    subject, members = None if model is None else subject_of(model), unpacked(content, name)
+    beside = None if model is None else Beside(subject_of(model), binds)
+    members = unpacked(content, name)
     try:
-        return without_collection(partial(_read_members, members, name, subject))
+        return without_collection(partial(_read_members, members, name, beside))
     except _BROKEN as error:
         if isinstance(error, UnreadableFile):
             raise
@@ -170,7 +185,7 @@ def program_of(
 
 
 def _read_members(
-    members: Mapping[str, bytes], name: str, subject: Subject | None
+    members: Mapping[str, bytes], name: str, beside: Beside | None
 ) -> tuple[FlatProgram, tuple[str, ...]]:
     data = mapping(json.loads(members[PROGRAM].decode()))
     raise_unless(data["format"] == FORMAT, "it holds something else")
@@ -179,7 +194,7 @@ def _read_members(
             f"{name} is of version {data['version']}, and this release of whence reads up to {VERSION}",
             remedy="load it with the release of whence that saved it, or a newer one",
         )
-    return _program(data, members.get(TENSORS), name, subject)
+    return _program(data, members.get(TENSORS), name, beside)
 
 
 def _why(error: BaseException) -> str:
@@ -188,16 +203,16 @@ def _why(error: BaseException) -> str:
 
 
 def _program(
-    data: dict[str, Any], numbers: bytes | None, name: str, subject: Subject | None
+    data: dict[str, Any], numbers: bytes | None, name: str, beside: Beside | None
 ) -> tuple[FlatProgram, tuple[str, ...]]:
     stored = tensors.read(data["tensors"], numbers)
     head = {"torch": data["torch"], "weights": data["weights"]}
     others = [{**head, **mapping(each)} for each in listed(data.get("variants", []))]
     prefixes = [_prefix(position) for position, _ in enumerate(others)]
     own = {key: held for key, held in stored.items() if not key.startswith(tuple(prefixes))}
-    program, lost = _one(data, own, name, subject)
+    program, lost = _one(data, own, name, beside)
     variants = [
-        _one(other, _tensors_of_variant(prefix, stored), name, subject)
+        _one(other, _tensors_of_variant(prefix, stored), name, beside)
         for prefix, other in zip(prefixes, others, strict=True)
     ]
     lost = tuple(dict.fromkeys((*lost, *(what for _, lost in variants for what in lost))))
@@ -210,11 +225,12 @@ def _tensors_of_variant(prefix: str, stored: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _one(
-    data: dict[str, Any], stored: dict[str, Tensor], name: str, subject: Subject | None
+    data: dict[str, Any], stored: dict[str, Tensor], name: str, beside: Beside | None
 ) -> tuple[FlatProgram, tuple[str, ...]]:
     """The program itself, or a variant, on its tensors."""
-    found = LoadedNames() if subject is None else _names_beside(subject)
-    named = {} if subject is None else tensors_by_name(subject)
+    found = LoadedNames() if beside is None else beside.names()
+    found.said.file = name
+    named = {} if beside is None else tensors_by_name(beside.subject)
     reader = Reader(
         mapping(data["tables"]), found, stored, text(data["torch"]), meshes=meshes_of(named.values())
     )
@@ -235,20 +251,15 @@ def _one(
     former = {each: form.read(reader, data[each]) for each, form in _FORMER.items() if each in data}
     program = program.under(**former) if former else program
     refuse_inconsistent(program, is_complete=truth(data["weights"]))
-    for what in otherwise(reader.mode, graphs.distinct.values() if reader.release == release() else ()):
+    for what in otherwise(reader.mode, graphs.distinct.values(), of_this_release=reader.release == release()):
         raise Unreadable(what)
-    state = stored if subject is None else _bound(program, named, name)
+    state = _bound(program, named, name) if beside is not None and beside.binds else stored
     complete = {row.name for row in signature.state} <= state.keys()
     wholes = tuple(replace(whole, tensor=state.get(whole.name)) for whole in signature.wholes)
     program = program.with_changes(
         state=state if complete else Unsaved(state), signature=replace(signature, wholes=wholes)
     )
     return program, tuple(found.lost)
-
-
-def _names_beside(subject: Subject) -> LoadedNames:
-    root = subject.roots[0][1] if subject.roots else subject.call
-    return LoadedNames.beside([module for _, module in subject.named_modules()], root)
 
 
 def _misses(missing: list[str], name: str, torch: str) -> UnreadableFile:
@@ -261,7 +272,7 @@ def _misses(missing: list[str], name: str, torch: str) -> UnreadableFile:
 
 
 def _bound(program: FlatProgram, named: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The state with the model's own tensors; raises `UsageError` naming every one that does not fit."""
+    """The state with the model's own tensors; raises `StaleCapture` naming every one that does not fit."""
     faults = []
     for row in program.signature.state:
         held = next((named[path] for path in (row.path, *row.aliases) if path in named), None)
@@ -271,7 +282,7 @@ def _bound(program: FlatProgram, named: Mapping[str, Tensor], name: str) -> dict
             faults.append(f"{row.path} is {tuple(held.shape)} {held.dtype}")
     faults += _spread_otherwise(program, named)
     if faults:
-        raise UsageError(
+        raise StaleCapture(
             f"{name} does not fit the model: {'; '.join(faults)}", remedy="capture the model again"
         )
     return bound_state(program.with_changes(state=Unsaved(program.state)), named)

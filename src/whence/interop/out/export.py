@@ -19,7 +19,7 @@ from torch.export.graph_signature import InputKind as ExportedInput
 from torch.export.graph_signature import OutputKind as ExportedOutput
 from torch.nn import Parameter
 
-from whence._torch.export.programs import Verifier, in_a_mode_for_all
+from whence._torch.export.programs import SpecViolationError, Verifier, in_a_mode_for_all
 from whence._torch.files import TORCH
 from whence._torch.graphs import name_exactly, nested_graph
 from whence._torch.observe.scripted import object_among, takes_objects
@@ -88,6 +88,16 @@ def to_exported_program(program: FlatProgram) -> ExportedProgram:
         )
     program = with_state(alone(program), "inputs")
     say_where([row.value for row in program.signature.inputs], dict(_sources(program)))
+    try:
+        return _exported(program)
+    except SpecViolationError as error:
+        raise NotExportable(
+            f"PyTorch takes the graph of {program.name} for no exported program: {error}",
+            remedy="take apart what it names, program.decompose(); or call program.module()",
+        ) from error
+
+
+def _exported(program: FlatProgram) -> ExportedProgram:
     graph = _graph(program)
     return ExportedProgram(
         root=_nested(program),

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import fx
 
-from whence._torch.graphs import Appender, graph_module
+from whence._torch.graphs import NAMES_OF_CODE, Appender, graph_module
 from whence._torch.operators.schemas import op_name, other_arguments
 from whence._torch.record.annotations import CUSTOM
 from whence.interop.archive.graphs.targets import target_named
@@ -92,8 +92,12 @@ class GraphReader:
         names = checked_names(data["names"])
         root: dict[str, Any] = {}
         nodes = self._append(graph, names, data, root)
-        taken = {node.target for node in nodes if node.op == "placeholder"}
-        raise_unless(position == 0 or "self" not in taken, "a graph inside takes what fx calls its module")
+        taken = {node.target for node in nodes if node.op == "placeholder" and node.target != node.name}
+        raise_unless(NAMES_OF_CODE.isdisjoint(names), "a node has a name that code of fx has for itself")
+        raise_unless(
+            position == 0 or taken.isdisjoint({*NAMES_OF_CODE, *names}),
+            "a graph inside takes what its code calls otherwise",
+        )
         self._describe(nodes, names, data)
         return graph_module(root, graph, text(data["name"]))
 
