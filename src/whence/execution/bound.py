@@ -24,13 +24,13 @@ from whence.execution.running import take
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
 from whence.hierarchy.emit.differentiable import laid_out, without_gradients
-from whence.hierarchy.run.failing import OF_OPERATIONS, refuse_failed
 from whence.hierarchy.value_shapes import described_at
 from whence.program import FlatProgram
 from whence.program.arguments.fitting import other_autocast
 from whence.program.arguments.host_state import HostEffect, HostPlace
 from whence.program.arguments.optimizer_arguments import Step
 from whence.program.arguments.variants import alone
+from whence.program.queries.failing import OF_OPERATIONS, refuse_failed
 from whence.program.state import with_state
 from whence.schema import InputKind, OutputKind
 from whence.tracing.target.subject import Subject, subject_of, tensors_by_name

@@ -16,6 +16,7 @@ from whence.program.arguments.variants import with_variants
 from whence.program.guards.expectations import ExpectedTensor
 from whence.program.guards.guards import Guards
 from whence.program.guards.rows import Guard
+from whence.program.queries.failing import OF_OPERATIONS, refuse_failed
 from whence.program.signature import Input
 from whence.rewriting.decompose import graphs_in
 from whence.schema import GuardKind, InputKind, OutputKind
@@ -69,7 +70,11 @@ def moved(program: P, *where: str | torch.device | torch.dtype) -> P:
     device = next((torch.device(each) for each in where if not isinstance(each, torch.dtype)), None)
     to = Destination(device, dtype)
     UsageError.refuse([*_move_faults(program, to)])
-    return with_variants(program, lambda each: _moved(each, to))
+    try:
+        return with_variants(program, lambda each: _moved(each, to))
+    except OF_OPERATIONS as error:
+        refuse_failed(program, error)
+        raise
 
 
 def _moved(program: P, to: Destination) -> P:

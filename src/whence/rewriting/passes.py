@@ -9,6 +9,7 @@ from torch import fx
 from whence.errors import UsageError
 from whence.program import FlatProgram
 from whence.program.arguments.variants import with_variants
+from whence.program.queries.failing import OF_OPERATIONS, refuse_failed
 from whence.rewriting.track import Edit, track
 
 P = TypeVar("P", bound=FlatProgram)
@@ -77,8 +78,12 @@ def apply(program: P, pass_: Pass | GraphPass) -> P:
 
 def _applied(program: P, chosen: Pass, *, is_given: bool) -> P:
     options = _in_short(repr(chosen)) if is_dataclass(chosen) and is_given else ""
-    with track(program, chosen.name, options) as edit:
-        chosen.rewrite(edit)
+    try:
+        with track(program, chosen.name, options) as edit:
+            chosen.rewrite(edit)
+    except OF_OPERATIONS as error:
+        refuse_failed(program, error)
+        raise
     return edit.program
 
 

@@ -16,8 +16,8 @@ from whence._torch.subclasses.wrapper_subclasses import carries_gradients
 from whence.errors import UsageError
 from whence.hierarchy.emit.differentiable import straight_through, with_gradients, without_gradients
 from whence.hierarchy.emit.source import run_as
-from whence.hierarchy.run.failing import OF_OPERATIONS, refuse_failed
 from whence.program import FlatProgram
+from whence.program.queries.failing import OF_OPERATIONS, refuse_failed
 from whence.program.signature import Input
 from whence.program.state import refuse_elsewhere
 from whence.schema import InputKind, OutputKind

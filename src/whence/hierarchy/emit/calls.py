@@ -25,7 +25,6 @@ from whence.hierarchy.emit.source import FunctionSource, write
 from whence.hierarchy.emit.traced_calls import Alone, alone, on_proxies, plain_body, plain_call
 from whence.hierarchy.plan.plan import ROOT_CALL, CallPlan, Half, Plan, Region
 from whence.hierarchy.plan.planning import plan as plan_of
-from whence.hierarchy.run.failing import OF_OPERATIONS, refuse_failed
 from whence.hierarchy.run.gradient_pieces import GradientPieces, pieces_of
 from whence.hierarchy.run.interface import GradientInterface, Interface, interface_of
 from whence.hierarchy.run.wrapper_subclasses import differentiable_leaves
@@ -37,6 +36,7 @@ from whence.hierarchy.value_shapes import described_at
 from whence.program.arguments.convention import refuse_overlap
 from whence.program.arguments.fitting import Misfit, other_autocast, refuse_other_modes
 from whence.program.program import FlatProgram
+from whence.program.queries.failing import OF_OPERATIONS, refuse_failed
 from whence.program.queries.printing import marked
 from whence.provenance import ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES, GENERATED_NODES

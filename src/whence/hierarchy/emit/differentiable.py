@@ -13,13 +13,13 @@ from whence._torch.autograd.nodes import below_autograd, release_saved
 from whence._torch.sizes.exported_sizes import in_order_of
 from whence.errors import NotDifferentiable
 from whence.hierarchy.plan.plan import CallPlan, Half
-from whence.hierarchy.run.failing import OF_OPERATIONS, refuse_failed
 from whence.hierarchy.run.gradient_pieces import Piece, added, in_order, pieces_in
 from whence.hierarchy.run.interface import GradientInterface
 from whence.hierarchy.run.wrapper_subclasses import holding, registered_at
 from whence.hierarchy.swap.newcomers import SwapTrial
 from whence.hierarchy.swap.refusal import Refusal
 from whence.hierarchy.value_shapes import TensorDescription
+from whence.program.queries.failing import OF_OPERATIONS, refuse_failed, refuse_misfits
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:
@@ -85,6 +85,9 @@ class CapturedFunction(torch.autograd.Function):
         with torch.no_grad():
             try:
                 gradients = CapturedFunction._gradients(ctx, received)
+                given = zip(ctx.run.inputs, gradients, strict=False)
+                shapes = ((name, held, ctx.shapes.get(name)) for name, held in given)
+                refuse_misfits(ctx.run.runner.plan.program, shapes)
             except OF_OPERATIONS as error:
                 refuse_failed(ctx.run.runner.plan.program, error)
                 raise

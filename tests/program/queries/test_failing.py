@@ -135,6 +135,43 @@ class Making(nn.Module):
         return x * torch.ones(3, 4)
 
 
+def _results_swapped(data: Any) -> None:
+    """The derivative of the first branch gives first what it gives second."""
+    reads = data["graphs"][3]["reads"]
+    reads[-3], reads[-2] = reads[-2], reads[-3]
+
+
+def test_a_gradient_of_another_shape_is_named() -> None:
+    """It would be an error of autograd's, outside of all that we run; values of a branch are not looked at
+    when a file is loaded."""
+    tree = loaded(with_data(content("branch, joint"), _results_swapped), "p.whence").unflatten()
+    with pytest.raises(FailedOperation, match=r"p_inner_weight .* a gradient of \[3, 4\], and is \[4, 4\]"):
+        tree(torch.ones(3, 4))[0].backward()
+
+
+def _dimension_gone(data: Any) -> None:
+    """What is asked for a size that data decide has none."""
+    data["tables"]["values"][4]["tensor"] = 5
+
+
+def _forms_swapped(data: Any) -> None:
+    """A mask is among the arguments of a sum, and not of what reads by it."""
+    forms = data["graphs"][0]["forms"]
+    forms[2], forms[6] = forms[6], forms[2]
+
+
+@pytest.mark.parametrize(
+    ("changed", "change"),
+    [(_dimension_gone, lambda p: p.decompose()), (_forms_swapped, lambda p: p.to(torch.float64))],
+    ids=["decompose", "to"],
+)
+def test_passes_say_so_too(changed: Any, change: Any) -> None:
+    """They run operators on fakes, of the shapes that the file says."""
+    program = loaded(with_data(content("sizes of data"), changed), "p.whence")
+    with pytest.raises(FailedOperation, match=r"read from p\.whence"):
+        change(program)
+
+
 def _pinned(data: Any) -> None:
     """Memory is asked for that a process without a graphics card has not."""
     for _, keywords in data["tables"]["forms"]:

@@ -2,15 +2,20 @@
 
 import linecache
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from whence._torch.files import TORCH, WHENCE, is_standard_library
 from whence._torch.operators.schemas import op_name
 from whence.errors import FailedOperation, Place
 from whence.program.node_records import place_of
-from whence.program.program import FlatProgram
 from whence.provenance.origin import GENERATED_FILE, GENERATED_NODES
+
+if TYPE_CHECKING:
+    from whence.program.program import FlatProgram
 
 OF_OPERATIONS = (
     *(RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError, AssertionError),
@@ -20,7 +25,7 @@ OF_OPERATIONS = (
 _OF_FX = "<eval_with_key>"
 
 
-def refuse_failed(program: FlatProgram, error: Exception, node: str | None = None) -> None:
+def refuse_failed(program: "FlatProgram", error: Exception, node: str | None = None) -> None:
     """Raise `FailedOperation` in the place of what an operation of a program raised that a file holds.
 
     A file may say what no run can do: then PyTorch's words are about something that nobody wrote. `node` is
@@ -35,19 +40,38 @@ def refuse_failed(program: FlatProgram, error: Exception, node: str | None = Non
         if not frames or not _is_ours(frames[-1]):
             return
         node = next((name for frame in reversed(frames) if (name := _node_of(frame))), None)
+    raise _failed(program, said.file, node, error) from error
+
+
+def refuse_misfits(program: "FlatProgram", gradients: Iterable[tuple[str, Tensor | None, Any]]) -> None:
+    """Raise `FailedOperation` where what a file says to be a gradient is none, by its shape; each with the
+    name and the shape of what it is of. It would be an error of autograd's, outside of all our code."""
+    said = program.guards.said
+    for name, gradient, shape in gradients if said is not None else ():
+        if gradient is not None and shape is not None and not _expands(shape, gradient.shape):
+            error = RuntimeError(f"it has a gradient of {list(gradient.shape)}, and is {list(shape)}")
+            raise _failed(program, said.file, name, error)  # type: ignore[union-attr]
+
+
+def _expands(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether autograd sums a gradient of that shape to what it is of."""
+    pairs = zip(reversed(shape), reversed(to), strict=False)
+    return len(shape) <= len(to) and all(size in (1, wanted) for size, wanted in pairs)
+
+
+def _failed(program: "FlatProgram", file: str, node: str | None, error: Exception) -> FailedOperation:
     words = " ".join(str(error).split())[:200]
-    failed = f"{node or 'a run'} of the program {program.name} fails: {words}"
     operation, where = _operation(program, node)
-    raise FailedOperation(
-        failed,
+    return FailedOperation(
+        f"{node or 'a run'} of the program {program.name} fails: {words}",
         where=where,
-        why=f"{operation} raised {type(error).__name__}, and the program was read from {said.file}",
+        why=f"{operation} raised {type(error).__name__}, and the program was read from {file}",
         remedy="give it arguments that the captured model takes; where these are such, the file was changed, "
         "or is of another release: capture the model again, and save that",
-    ) from error
+    )
 
 
-def _operation(program: FlatProgram, name: str | None) -> tuple[str, Place | None]:
+def _operation(program: "FlatProgram", name: str | None) -> tuple[str, Place | None]:
     """What a node calls, and where it came from."""
     found = next((node for node in program.nodes() if node.name == name), None)
     return ("it", None) if found is None else (op_name(found.target), place_of(found))
