@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops import while_loop
 from torch._higher_order_ops.scan import scan
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode
 
 import whence
@@ -18,6 +20,7 @@ from whence import Phase
 from whence.reports.devices import Device
 
 X = torch.randn(6, 4)
+aten = torch.ops.aten
 MODELS = ("llama", "gpt2", "t5", "mixtral", "vit", "resnet")
 
 
@@ -105,6 +108,31 @@ def test_recomputation_and_optimizer_are_phases_of_their_own() -> None:
     assert any(node.phase == "optimizer" and node.written for node in cost.nodes)
     assert "element-wise" in str(cost)
     assert "element-wise" not in str(whence.capture(linear, (X,)).cost())
+
+
+class Selective(nn.Module):
+    """A checkpoint that keeps what these operators give."""
+
+    def __init__(self, *kept: Any) -> None:
+        super().__init__()
+        self.chain = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Dropout(0.5), nn.Linear(4, 4), nn.Tanh())
+        self.contexts = partial(create_selective_checkpoint_contexts, list(kept))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = checkpoint(self.chain, x, use_reentrant=False, context_fn=self.contexts)
+        return found.sin()
+
+
+@pytest.mark.parametrize("kept", [(), (aten.addmm.default,), (aten.tanh.default,)], ids=str)
+def test_selective_checkpoints_compute_again_what_eager_does(kept: Any) -> None:
+    """Products that no result needs, and eager computes all the same, are named; numbers are eager's."""
+    model = Selective(*kept)
+    program = whence.capture(model, (X,), backward=torch.sum)
+    cost = program.cost()
+    with FlopCounterMode(display=False) as counter:
+        model(X).sum().backward()
+    assert cost.total.total_flops + sum(row.flops for row in cost.unread) == counter.get_total_flops()
+    assert program.verify(model, (X,)).ok
 
 
 def test_what_an_optimizer_computes_counts_for_the_module_that_it_updates() -> None:

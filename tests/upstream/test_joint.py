@@ -357,7 +357,7 @@ class Selective(nn.Module):
 def test_row_182_selective_checkpoint() -> None:
     """The numbers are eager's, the policy is on the nodes, and nothing of it stays behind in the tracer.
 
-    Under any tracer a selective checkpoint keeps all its values, and leaves the policy to the compiler.
+    Under a tracer a selective checkpoint would keep all its values; here it keeps what it does in eager.
     """
     x = X.clone().requires_grad_()
     program = whence.capture(Selective(), (x,), backward=lambda loss: loss)

@@ -2,14 +2,23 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
-from torch.utils.checkpoint import _CheckpointFrame, checkpoint, set_checkpoint_debug_enabled
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import (
+    _CheckpointFrame,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_debug_enabled,
+)
 
-from whence._torch.observe.checkpoints import observed_checkpoints
+from whence._torch.observe.checkpoints import checkpoints_as_in_eager, observed_checkpoints
+from whence._torch.record.annotations import annotations_restored
 
 
 class Observer:
@@ -48,6 +57,32 @@ def test_region_is_seen_to_begin() -> None:
     with observed_checkpoints(observer):
         run(times=2)
     assert observer.events == ["starts", "starts"]
+
+
+@pytest.mark.canary(
+    "torch.utils.checkpoint._CachingTorchDispatchMode", "torch.utils.checkpoint._is_compiling"
+)
+def test_selective_checkpoints_are_those_of_eager() -> None:
+    """Under a tracer, a `_CachingTorchDispatchMode` finds that it `_is_compiling` and keeps everything; here
+    the nodes still get what the policy says, of which a bool is one, too."""
+
+    def kept(_: Any, operator: Any, *__: Any, **___: Any) -> bool:
+        return operator is torch.ops.aten.sin.default
+
+    def computed(x: Tensor) -> Tensor:
+        contexts = partial(create_selective_checkpoint_contexts, kept)
+        found = checkpoint(lambda x: region(x).exp(), x, use_reentrant=False, context_fn=contexts)
+        return torch.autograd.grad(found.sum(), x)[0]
+
+    def exponentials(around: AbstractContextManager[None]) -> int:
+        restore = annotations_restored()  # PyTorch leaves there what it says of the operations
+        with around:
+            graph = make_fx(computed)(torch.ones(3, requires_grad=True)).graph
+        restore()
+        return len(graph.find_nodes(op="call_function", target=torch.ops.aten.exp.default))
+
+    assert exponentials(nullcontext()) == 1
+    assert exponentials(checkpoints_as_in_eager(fx.Graph())) == 2
 
 
 def test_recomputation_is_seen() -> None:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import whence
 from tests.program.small import sine_loss
 
 X = torch.randn(3, 4)
+
+
+SELECTIVE = {"context_fn": partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])}
 
 
 class Repeated(nn.Module):
@@ -30,7 +34,11 @@ class Repeated(nn.Module):
 
 
 @pytest.mark.parametrize("path", ["0", "2", "3", "5", ""])
-@pytest.mark.parametrize("make", [Repeated, lambda: Repeated(Repeated())], ids=["once", "twice"])
+@pytest.mark.parametrize(
+    "make",
+    [Repeated, lambda: Repeated(Repeated()), lambda: Repeated(**SELECTIVE)],
+    ids=["once", "twice", "selective"],
+)
 def test_a_patch_in_a_checkpoint_is_a_hook_of_eager(make: Any, path: str) -> None:
     """The backward computes the value again, and the hook runs again: gradients behind it are eager's."""
     torch.manual_seed(0)

@@ -52,4 +52,5 @@ def _observed(pack_hook: Any, packing: Packing, thread: int) -> Any:
         with packing(name, is_torchs):
             return pack_hook(tensor)
 
+    pack.__dict__.update(getattr(pack_hook, "__dict__", {}))  # where torch says that it is a checkpoint's
     return pack

@@ -2,6 +2,8 @@
 
 `torch.utils.checkpoint` has no hook for this. Its frame object is made when the region starts and calls the
 function it is given when the backward needs the region again; wrapping that function is the only handle.
+Under a tracer a selective checkpoint would keep everything, and leave its policy to a compiler; it is told
+that it runs in eager mode, and its policy is put on the nodes all the same.
 """
 
 import sys
@@ -10,10 +12,22 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
+import torch.utils.checkpoint
+from torch import fx
 from torch.autograd.graph import Node
-from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
+from torch.utils.checkpoint import (
+    CheckpointFunction,
+    CheckpointPolicy,
+    _CachingTorchDispatchMode,
+    _CheckpointFrame,
+)
 
 from whence._torch.patching import patched
+
+POLICY = "recompute"
+"""Where a compiler looks for the policy of a checkpoint, in what is noted of a node."""
+
+_OF_TRUTH = {True: CheckpointPolicy.MUST_SAVE, False: CheckpointPolicy.PREFER_RECOMPUTE}
 
 
 class CheckpointObserver(Protocol):
@@ -29,6 +43,43 @@ class CheckpointObserver(Protocol):
 def is_reentrant_checkpoint(node: Node) -> bool:
     """Whether an autograd node is a checkpoint of the older kind, a custom function."""
     return type(node).__name__ == f"{CheckpointFunction.__name__}Backward"
+
+
+@contextmanager
+def checkpoints_as_in_eager(graph: fx.Graph) -> Iterator[None]:
+    """Selective checkpoints of the calling thread keep what they keep in eager mode, and compute the rest
+    again; the nodes of `graph` get what their policy says of each operation."""
+    here = threading.get_ident()
+    asked, before = torch.utils.checkpoint._is_compiling, _CachingTorchDispatchMode.__init__
+
+    def is_compiling(*args: Any, **options: Any) -> bool:
+        return threading.get_ident() != here and bool(asked(*args, **options))
+
+    def noting_init(mode: Any, policy: Callable[..., Any], *rest: Any, **options: Any) -> None:
+        is_here = threading.get_ident() == here
+        before(mode, _noted(policy, graph) if is_here else policy, *rest, **options)
+
+    with (
+        patched(torch.utils.checkpoint, "_is_compiling", is_compiling),
+        patched(_CachingTorchDispatchMode, "__init__", noting_init),
+    ):
+        yield
+
+
+def _noted(policy: Callable[..., Any], graph: fx.Graph) -> Callable[..., Any]:
+    """The policy, which notes what it says of an operation on the node that was just recorded for it."""
+
+    def told(context: Any, operator: Any, *args: Any, **options: Any) -> Any:
+        said = policy(context, operator, *args, **options)
+        last = next(iter(reversed(graph.nodes)), None)
+        while last is not None and last.op == "call_function" and POLICY not in last.meta:
+            if last.target is operator:
+                last.meta[POLICY] = _OF_TRUTH[said] if isinstance(said, bool) else said
+                break
+            last = last.prev
+        return said
+
+    return told
 
 
 @contextmanager

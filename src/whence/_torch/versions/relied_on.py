@@ -91,7 +91,7 @@ NAMES = {
     "torch.utils._sympy.printers": "PythonPrinter",
     "torch.utils._sympy.reference": "PythonReferenceAnalysis",
     "torch.utils._sympy.value_ranges": "ValueRanges",
-    "torch.utils.checkpoint": "_CheckpointFrame",
+    "torch.utils.checkpoint": "_CachingTorchDispatchMode _CheckpointFrame _is_compiling",
 }
 """What is imported or reached, by the module or class that has it."""
 

@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import may_give, op_name
 from whence._torch.pytrees import TreeSpec, tree_unflatten, unmade_in
-from whence._torch.sizes.symbols import has_open_sizes
+from whence._torch.sizes.symbols import has_open_sizes, spelled
 from whence.interop.archive.records.checked import Unreadable
 from whence.interop.archive.results import sizes_in_example
 from whence.program import Calls, Convention, FlatProgram, Named, Structure
@@ -119,9 +119,8 @@ def _of_convention(program: FlatProgram) -> Iterator[str]:
         yield "a size is one of an argument that is not there"
     for position, shape in enumerate(sizes.shapes[:count]):
         leaf = convention.leaves[position]
-        if (shape is not None) != isinstance(leaf, torch.Tensor) or len(shape or ()) != len(
-            getattr(leaf, "shape", ())
-        ):
+        found = [spelled(size) for size in leaf.shape] if isinstance(leaf, Tensor) else None
+        if (None if shape is None else [*map(str, shape)]) != found:
             yield "an argument has another shape than it has"
             return
     for row in dimensions:

@@ -22,7 +22,7 @@ from whence._torch.deciding.decider import deciding
 from whence._torch.fakes import FakeTensorMode, classes_said_in_eager
 from whence._torch.higher_order.function_graphs import functions_traced, operators_called_directly
 from whence._torch.observe.attribute_reads import ReadListener
-from whence._torch.observe.checkpoints import observed_checkpoints
+from whence._torch.observe.checkpoints import checkpoints_as_in_eager, observed_checkpoints
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
 from whence._torch.observe.module_calls import CallObserver, observed_modules, observed_writes
 from whence._torch.patching import patches_undone
@@ -181,6 +181,7 @@ def listening(
         observed_modules(observer),
         observed_writes(run.watch),
         observed_checkpoints(session.calls),
+        checkpoints_as_in_eager(session.recorder.graph),
         run.reads.active(values, session.tensors.line_of, outside),
         observed_packing(run.watch.packing, partial(session.recorder.listener.model.mode_asked, GRAD)),
         observed_derivatives(lambda what: session.log.add(Lost(what))),
