@@ -16,7 +16,9 @@ from tests.program.small import sine_loss
 X = torch.randn(3, 4)
 
 
-SELECTIVE = {"context_fn": partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])}
+SELECTIVE: dict[str, Any] = {
+    "context_fn": partial(create_selective_checkpoint_contexts, [torch.ops.aten.addmm.default])
+}
 
 
 class Repeated(nn.Module):

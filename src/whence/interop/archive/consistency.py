@@ -169,13 +169,13 @@ def _of_outputs(program: FlatProgram) -> Iterator[str]:
     """What outputs are of is there, and a gradient is like it; the loss is one."""
     signature, nodes = program.signature, {node.name: node for node in program.graph.nodes}
     inputs = {row.name for row in (*signature.attributes, *signature.inputs)}
-    sizes = {name: sizes_in_example(node.meta.get("val")) for name, node in nodes.items()}
     for output in signature.outputs:
-        like = {sizes.get(name or "") for name in (output.of, output.node)} - {None}
         if output.of is not None and output.of not in inputs:
             yield f"the output {output.name} is of an input that does not exist"
-        elif output.kind is OutputKind.GRADIENT and len(like) > 1:
-            yield f"the gradient {output.name} has another shape than what it is of"
+        elif output.kind is OutputKind.GRADIENT:
+            pair = (nodes[name].meta.get("val") for name in (output.of, output.node) if name in nodes)
+            if len({*map(sizes_in_example, pair)} - {None}) > 1:
+                yield f"the gradient {output.name} has another shape than what it is of"
     for output in signature.outputs_of(OutputKind.LOSS):
         computed = nodes.get(output.node or "")
         if computed is not None and origin_of(computed).phase is Phase.BACKWARD:
