@@ -434,7 +434,10 @@ def test_what_no_result_needs_is_named(
 
 
 def test_what_no_result_needs_of_open_sizes() -> None:
-    """It is counted at the sizes that are given, as the rest is."""
+    """It is counted at the sizes that are given, as the rest is, and has a formula of its own."""
     sizes = {"x": {0: torch.export.Dim("n", min=2)}}
     program = whence.capture(LeavesOut(), (torch.randn(2, 16),), dynamic_shapes=sizes)
-    assert sum(row.flops for row in program.cost(sizes={"n": 10}).unread) == 5 * 3 * 512
+    cost = program.cost(sizes={"n": 10})
+    assert sum(row.flops for row in cost.unread) == 5 * 3 * 512 == 768 * 10
+    assert cost.formulas["unread forward FLOPs"] == "768*n"
+    assert "unread forward FLOPs: 768*n" in str(program.report())

@@ -141,7 +141,8 @@ class Cost(OpensInNotebook, AsJSON):
     are the totals over their names, as Python source (`forward FLOPs`, `bytes read`, `bytes written`), at
     sizes of two and more; those are left out to which an operator without such a formula adds, or a graph
     inside. No bytes have one where `undecided` names operations: reshapes that copy at some sizes alone.
-    `unread` are FLOPs of the model that no result needs: eager computes them besides, and they are in no sum.
+    `unread` are FLOPs of the model that no result needs: eager computes them besides, and they are in no sum;
+    their formulas are called `unread forward FLOPs` and the like.
     """
 
     rows: tuple[CallCost, ...]
@@ -209,7 +210,7 @@ def cost_of(
     with data_named():
         counting.count(program.graph_module, 1)
         rows = tuple(_call_costs(program, counting.nodes, counting.sizes, found))
-        unread = tuple(_unread(program, counting))
+        unread = dict(_unread(program, counting))
     beyond: Counter[str] = Counter()
     for node, cost in counting.nodes:
         if cost.beyond and cost.taken:
@@ -217,20 +218,38 @@ def cost_of(
     nodes, name = tuple(cost for _, cost in counting.nodes), found.name if found else None
     undecided = tuple(node.name for node, _ in counting.nodes if depends_on_sizes(node, counting.sizes))
     formulas = _formulas(program, counting.nodes, undecided)
-    return Cost(rows, nodes, counting.gaps, beyond, name, counting.branches, formulas, undecided, unread)
+    formulas |= _unread_formulas(unread) if formulas else {}
+    rest = tuple(_unread_rows(unread))
+    return Cost(rows, nodes, counting.gaps, beyond, name, counting.branches, formulas, undecided, rest)
 
 
-def _unread(program: FlatProgram, counting: "_Counting") -> Iterator[UnreadCost]:
-    """What operations take that no result needs, those of one operator, call and line together."""
-    found: dict[tuple[str, ...], list[int]] = {}
+def _unread(program: FlatProgram, counting: "_Counting") -> Iterator[tuple[fx.Node, int]]:
+    """The FLOPs of operations that no result needs."""
     unread = program.circumstances.unread
     for node in () if unread is None else unread.graph.nodes:
         if node.op == "call_function" and (cost := flops_of(node, counting.sizes, counting.known)).count:
-            place = place_of(node)
-            key = op_name(node.target), phase_of(node), place.module or "", place.line or ""
-            found.setdefault(key, []).append(cost.count)
+            yield node, cost.count
+
+
+def _unread_rows(unread: Mapping[fx.Node, int]) -> Iterator[UnreadCost]:
+    """Those of one operator, call and line together."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for node, count in unread.items():
+        place = place_of(node)
+        key = op_name(node.target), phase_of(node), place.module or "", place.line or ""
+        found.setdefault(key, []).append(count)
     for (operator, phase, call, line), counts in found.items():
         yield UnreadCost(operator, phase, call, line, len(counts), sum(counts))
+
+
+def _unread_formulas(unread: Mapping[fx.Node, int]) -> dict[str, str]:
+    """The same over the names of open sizes, by phase."""
+    terms: dict[str, Counter[Any]] = {}
+    for node, count in unread.items():
+        values = (each.meta.get("val") for each in (node, *node.all_input_nodes))
+        flops = open_flops(node) if any(map(is_open, values)) else count
+        terms.setdefault(f"unread {phase_of(node)} FLOPs", Counter())[flops] += 1
+    return {name: spelled_sum(found) for name, found in terms.items() if None not in found}
 
 
 @dataclass
