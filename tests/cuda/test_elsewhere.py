@@ -257,3 +257,17 @@ def test_a_program_for_the_device_is_that_of_the_device(name: str, backward: boo
 def on(value: Any) -> Any:
     """A value on the device."""
     return value.to("cuda") if isinstance(value, Tensor) else value
+
+
+@on_a_device
+def test_bisect_draws_the_same_numbers_on_the_device() -> None:
+    """Its generator is in every run where it was before."""
+    model, x = (
+        torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)).cuda(),
+        torch.randn(8, 4).cuda(),
+    )
+    program = whence.capture(model, (x,))
+    before = torch.cuda.get_rng_state()
+    assert whence.bisect(program, [lambda _: None, lambda _: None], (x,)) is None
+    assert program.first((x,), differs_from=program.apply(lambda _: None)) is None
+    assert not torch.equal(torch.cuda.get_rng_state(), before)  # of the last run, which is the program's own

@@ -190,7 +190,7 @@ def _another_kind(data: Any) -> None:
     [
         pytest.param(
             _pinned,
-            "pin",
+            "ones of the program Making fails: ",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="memory is pinned here"),
         ),
         (_another_kind, "a run of the program Sequential fails"),
