@@ -318,6 +318,12 @@ def _gradients_swapped(data: Any) -> None:
     of[first], of[second] = of[second], of[first]
 
 
+def _gradient_of_nothing(data: Any) -> None:
+    """A gradient is of no input."""
+    of = data["signature"]["outputs"]["columns"]["of"]
+    of[of.index("p_3_weight")] = None
+
+
 def _no_backward(data: Any) -> None:
     """A joint program is said to be a forward alone."""
     del data["circumstances"]["has_backward"]
@@ -380,6 +386,7 @@ def _three_arguments(data: Any) -> None:
         ("sizes", _size_renamed, "an argument has another shape than it has"),
         ("sizes", _condition_of_a_number, "a int stands where only str may"),
         ("tangents", _gradients_swapped, "has another shape than what it is of"),
+        ("tangents", _gradient_of_nothing, "the gradient grad_p_3_weight is of nothing"),
         ("tangents", _no_backward, "gradients, and no backward"),
         ("constants", _kinds_swapped, "scale is a parameter, and its numbers are of none"),
         ("attributes", _result_of_another_kind, "the result is not made of the outputs"),

@@ -170,7 +170,9 @@ def _of_outputs(program: FlatProgram) -> Iterator[str]:
     signature, nodes = program.signature, {node.name: node for node in program.graph.nodes}
     inputs = {row.name for row in (*signature.attributes, *signature.inputs)}
     for output in signature.outputs:
-        if output.of is not None and output.of not in inputs:
+        if output.of is None and output.kind in (OutputKind.GRADIENT, OutputKind.MUTATION):
+            yield f"the {output.kind} {output.name} is of nothing"
+        elif output.of is not None and output.of not in inputs:
             yield f"the output {output.name} is of an input that does not exist"
         elif output.kind is OutputKind.GRADIENT:
             pair = (nodes[name].meta.get("val") for name in (output.of, output.node) if name in nodes)
