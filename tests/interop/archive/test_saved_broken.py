@@ -336,9 +336,10 @@ def _kinds_swapped(data: Any) -> None:
 
 
 def _result_of_another_kind(data: Any) -> None:
-    """What is returned is said to be the new value of something."""
+    """What is returned is said to be the new value of an argument."""
     kinds = _kinds(data, "outputs")
-    kinds[kinds.index("user")] = "mutation"
+    at = kinds.index("user")
+    kinds[at], data["signature"]["outputs"]["columns"]["of"][at] = "mutation", "input"
 
 
 def _kinds(data: Any, name: str) -> Any:
