@@ -207,9 +207,11 @@ class Various(metaclass=Made):
 
     own = 2.0
     described = Described()
+    text = str.lower
 
     def __init__(self) -> None:
         self.shift = 2.0
+        self.in_c = Tensor.mul
 
     def _times(self, x: Tensor, factor: float) -> Tensor:
         return x * factor * self.shift
@@ -299,14 +301,27 @@ SCALE, LOOKER, ASKER = 2.0, Looker(), Asker()
 
 
 class Level(Enum):
-    """Its members compute."""
+    """Its members hold a number, and compute."""
 
     FIRST = 1
+
+    def __init__(self, factor: int) -> None:
+        self.factor = 2.0 * factor
 
     @property
     def scale(self) -> float:
         """Of a variable."""
         return SCALE
+
+
+class Grade(int, Enum):
+    """Numbers with an attribute."""
+
+    FIRST = 1
+    factor: float
+
+
+Grade.FIRST.factor = 2.0
 
 
 class Scaling(type):
@@ -349,10 +364,49 @@ IN_SET = frozenset([lambda: SCALE])
 Run = Callable[[Any, Tensor], Any]
 Change = Callable[[Any], Any]
 EMPTY: dict[str, float] = {}
+METHOD_IN_C: Any = Tensor.mul
+BY_DTYPE, BY_LEVEL = {torch.float32: 2.0, torch.float64: 1.0}, {Level.FIRST: 2.0}
+BY_FLAG, BY_PAIR = {True: 2.0, False: 1.0}, {(1, "a"): 2.0}
 AROUND: dict[str, tuple[Run, Change]] = {
     "entry_of_an_empty_table": (
         lambda self, x: self.linear(x) * EMPTY.get("scale", 2.0),
         lambda patch: patch.setitem(EMPTY, "scale", 3.0),
+    ),
+    "attribute_of_a_member": (
+        lambda self, x: self.linear(x) * Level.FIRST.factor,
+        lambda patch: patch.setattr(Level.FIRST, "factor", 3.0),
+    ),
+    "attribute_of_members_that_are_gone_through": (
+        lambda self, x: self.linear(x) * sum(each.factor for each in Level),
+        lambda patch: patch.setattr(Level.FIRST, "factor", 3.0),
+    ),
+    "entry_of_a_dtype": (
+        lambda self, x: self.linear(x) * BY_DTYPE[x.dtype],
+        lambda patch: patch.setitem(BY_DTYPE, torch.float32, 3.0),
+    ),
+    "entry_of_a_member": (
+        lambda self, x: self.linear(x) * BY_LEVEL[Level(x.dim() - 1)],
+        lambda patch: patch.setitem(BY_LEVEL, Level.FIRST, 3.0),
+    ),
+    "entry_of_a_flag": (
+        lambda self, x: self.linear(x) * BY_FLAG[self.training],
+        lambda patch: patch.setitem(BY_FLAG, True, 3.0),
+    ),
+    "entry_of_a_tuple": (
+        lambda self, x: self.linear(x) * BY_PAIR[(x.dim() - 1, "a")],
+        lambda patch: patch.setitem(BY_PAIR, (1, "a"), 3.0),
+    ),
+    "method_in_c": (
+        lambda self, x: METHOD_IN_C(self.linear(x), 2),
+        lambda patch: patch.setitem(globals(), "METHOD_IN_C", Tensor.sub),
+    ),
+    "method_in_c_on_an_object": (
+        lambda self, x: VARIOUS.in_c(self.linear(x), 2),
+        lambda patch: patch.setattr(VARIOUS, "in_c", Tensor.sub),
+    ),
+    "method_in_c_on_a_class": (
+        lambda self, x: self.linear(x) * len(Various.text("aß")),
+        lambda patch: patch.setattr(Various, "text", str.upper),
     ),
     "attribute_that_a_helper_reads": (
         lambda self, x: _helper(self.linear(x) * CONFIG.scale),
@@ -609,6 +663,18 @@ def _by_held_dict(_: World) -> Any:
     return model, None, lambda _: setattr(held, "scale", 3.0)
 
 
+def _by_held_member(_: World) -> Any:
+    model = Model(lambda self, x: self.linear(x) * self.held[0].factor)
+    model.held = [Level.FIRST]  # type: ignore[assignment]
+    return model, None, lambda patch: patch.setattr(Level.FIRST, "factor", 3.0)
+
+
+def _by_held_number_of_an_enumeration(_: World) -> Any:
+    model = Model(lambda self, x: self.linear(x) * self.held.factor)
+    model.held = Grade.FIRST  # type: ignore[assignment]
+    return model, None, lambda patch: patch.setattr(Grade.FIRST, "factor", 3.0)
+
+
 def _by_held_reference(_: World) -> Any:
     model = Holding()
     model.held = WEAKLY
@@ -818,6 +884,8 @@ CAUGHT: dict[str, Callable[[World], Any]] = {
             _by_static_method,
             _by_covered_static_method,
             _by_held_method,
+            _by_held_member,
+            _by_held_number_of_an_enumeration,
             _by_held_reference,
             _by_held_name,
             _by_held_number,

@@ -113,6 +113,12 @@ def is_of_dataclass(file: str, function: str) -> bool:
     return file == "<string>" and function.startswith("__create_fn__")
 
 
+def is_of_named_tuple(function: FunctionType) -> bool:
+    """Whether `namedtuple` made a function, whose variables are its own."""
+    name = function.__globals__.get("__name__")
+    return function.__code__.co_filename.startswith("<") and str(name).startswith("namedtuple_")
+
+
 def is_forbidden(code: CodeType | None, module: str) -> str:
     """What is wrong with using a module, or running this function of it; empty if nothing is."""
     package = module.partition(".")[0]

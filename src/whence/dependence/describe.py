@@ -34,7 +34,9 @@ from whence.program.guards.expectations import (
     Snapshot,
 )
 
-_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType)
+METHODS_OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
+"""Methods of classes that are written in C, which a class alone is asked for."""
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType, *METHODS_OF_C)
 CALLED = (*_FUNCTIONS, types.MethodType, functools.partial)
 """What functions are found behind."""
 
@@ -123,8 +125,8 @@ class Describer:
         return ExpectedWords("what a step puts there") if is_put else self.describe(held[name])
 
     def _inside(self, value: Any) -> Expectation:
-        if isinstance(value, dict | types.SimpleNamespace):
-            held, number = value if isinstance(value, dict) else vars(value), self._number_of(value)
+        if (held := entries_of(value)) is not None:
+            number = self._number_of(value)
             return Entries(type(value), tuple(held), tuple(map(self.describe, held.values())), number)
         if isinstance(value, list | tuple | deque):
             number = -1 if isinstance(value, tuple) else self._number_of(value)
@@ -171,6 +173,15 @@ def _strides_of_copy(tensor: Tensor) -> tuple[int, ...] | None:
 def shown(value: object) -> str:
     """A value in words, by no code of its own."""
     return str(Describer({}).describe(value))
+
+
+def entries_of(value: Any) -> dict[Any, Any] | None:
+    """What a dictionary, a namespace or a view of a mapping holds; None for anything else."""
+    if isinstance(value, types.SimpleNamespace):
+        return vars(value)
+    if isinstance(value, types.MappingProxyType):
+        return dict(value.items())
+    return value if isinstance(value, dict) else None
 
 
 def itself(value: Any) -> Any:

@@ -19,6 +19,7 @@ from whence.dependence.describe import (
     HELD_BY_CLASSES,
     closure_of,
     code_of,
+    entries_of,
     expected_tensor,
     function_of,
     inside_of_class,
@@ -233,8 +234,8 @@ def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk
 def _entries_difference(
     kind: type, keys: Sequence[Any], items: Sequence[Expectation], value: Any, walk: Walk
 ) -> str | None:
-    held = vars(value) if isinstance(value, types.SimpleNamespace) else value
-    if not isinstance(held, dict) or type(value) is not kind or len(held) != len(keys):
+    held = entries_of(value)
+    if held is None or type(value) is not kind or len(held) != len(keys):
         return _found_in_words(value)
     if not all(_is_same_key(key, found, walk) for key, found in zip(keys, held, strict=True)):
         return _found_in_words(value)

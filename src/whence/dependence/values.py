@@ -1,6 +1,7 @@
 """Which Python values equality decides, and what arrays hold."""
 
 import array
+import cmath
 import enum
 import numbers
 import re
@@ -36,6 +37,15 @@ def is_constant(value: object) -> bool:
 def is_solid(value: object) -> bool:
     """Whether a value is a constant, or a tuple of such, which a set may hold."""
     return all(map(is_solid, value)) if type(value) is tuple else is_constant(value)
+
+
+def is_literal(value: object) -> bool:
+    """Whether Python can write a value and read it again: numbers, texts, flags, None, and tuples of such."""
+    if type(value) is tuple:
+        return all(map(is_literal, value))
+    if isinstance(value, (float, complex)) and not cmath.isfinite(value):
+        return False
+    return value is None or type(value) in TEXTS_AND_NUMBERS
 
 
 def content_of(value: Any) -> object | None:

@@ -10,7 +10,15 @@ from enum import Enum
 from fractions import Fraction
 from functools import partial
 from pathlib import PurePath
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 from torch import Tensor, nn
@@ -32,6 +40,7 @@ from whence._torch.observe.scripted import is_script_object
 from whence._torch.plain_values import PLAIN
 from whence._torch.refusals import object_used
 from whence.dependence.code import behind, function_in
+from whence.dependence.describe import entries_of
 from whence.dependence.lookup import static_attribute
 from whence.dependence.observed import Change, Left, Observed, Read
 from whence.dependence.snapshots import ATTRIBUTES, CONTAINER, Saved
@@ -47,10 +56,10 @@ from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_be
 from whence.tracing.sandbox.module_snapshot import Lines, ModuleCopy, changes_reported, object_kept
 from whence.tracing.target.subject import StateTensor, Subject
 
-_ATOMS = (*(*PLAIN, Tensor, type), *(date, time, timedelta, Decimal, Fraction, PurePath, Enum, ModuleType))
+_ATOMS = (*(*PLAIN, Tensor, type), *(date, time, timedelta, Decimal, Fraction, PurePath, ModuleType))
 _KEPT = (*PLAIN, FunctionType, MethodType, BuiltinFunctionType)
 _LEADING_NOWHERE = PLAIN | {FunctionType, nn.Parameter}
-_CONTAINERS = (list, tuple, set, frozenset, deque, dict, SimpleNamespace)
+_CONTAINERS = (list, tuple, set, frozenset, deque, dict, SimpleNamespace, MappingProxyType)
 
 _OF_STEPS = (LRScheduler, GradScaler)
 
@@ -81,9 +90,8 @@ def _was_filled(found: Outside) -> bool:
 
 
 def _contents(held: Any) -> Iterator[Any]:
-    if isinstance(held, SimpleNamespace):
-        held = vars(held)
-    yield from held.values() if isinstance(held, dict) else held
+    entries = entries_of(held)
+    yield from held if entries is None else entries.values()
 
 
 def tensor_attributes(state: Iterable[StateTensor]) -> list[Saved]:
@@ -270,9 +278,11 @@ class Reads:
             kind = type(found)  # `isinstance` would ask the thing itself for its class
             if is_held and issubclass(kind, type):
                 self.reachable.class_held(found, path, self._place)
-            if id(found) in inside or self._is_left(found):
+            if issubclass(kind, Enum):
+                self.reachable.held(found, path, self._place)
+            elif id(found) in inside or self._is_left(found):
                 continue
-            if issubclass(kind, _CONTAINERS):
+            elif issubclass(kind, _CONTAINERS):
                 inside.add(id(found))
                 if is_held or kind is SimpleNamespace:
                     self._own_attributes(found, path)

@@ -18,16 +18,23 @@ from types import FunctionType, MappingProxyType, MethodType, ModuleType, Simple
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary, ref
 
-from torch import Tensor, nn
+from torch import Tensor, dtype, nn
 
 from whence._torch.fakes import FakeTensor
 from whence._torch.files import is_library
-from whence._torch.observe.attribute_reads import NOTHING, class_attribute, holds_settings, is_observable
+from whence._torch.observe.attribute_reads import (
+    NOTHING,
+    class_attribute,
+    holds_settings,
+    is_observable,
+    own_attributes,
+)
 from whence._torch.plain_values import PLAIN
 from whence.dependence.code import behind, defaults_of, function_in
-from whence.dependence.describe import HELD_BY_CLASSES
+from whence.dependence.describe import HELD_BY_CLASSES, METHODS_OF_C
 from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import is_container
+from whence.dependence.values import is_literal
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.tracing.reads.code_words import FOR_ALL, CodeWords
 from whence.tracing.reads.type_queries import StandIn
@@ -37,7 +44,7 @@ HOLDING = (list, tuple, dict, set, frozenset)
 SEQUENCES = (list, tuple, deque)
 _WEAK = (WeakKeyDictionary, WeakValueDictionary)
 MAPPINGS = (dict, MappingProxyType, ChainMap, UserDict)
-OF_CLASSES = (FunctionType, *HELD_BY_CLASSES)
+OF_CLASSES = (FunctionType, *HELD_BY_CLASSES, *METHODS_OF_C)
 CALLING = (MethodType, partial, partialmethod, _lru_cache_wrapper, ref)
 _OPERATIONS = (
     *("neg", "pos", "abs", "invert", "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow"),
@@ -81,6 +88,8 @@ def values_held(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
         yield from _of_function(found, spelling)
     elif issubclass(kind, ContextVar):
         yield of_context(value)
+    elif issubclass(kind, Enum):
+        yield from _of_member(value, spelling)
     elif issubclass(kind, _WEAK):
         yield attribute_of(found, "data", value.data)
     else:
@@ -153,7 +162,8 @@ def _of_object(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     """Attributes of an object, and the methods of its class."""
     for name in sorted(spelling.names):
         held = static_attribute(found.value, name)
-        if isinstance(held, OF_CLASSES) and type(held) not in _COVERABLE:
+        is_of_class = own_attributes(found.value).get(name) is not held
+        if is_of_class and isinstance(held, OF_CLASSES) and type(held) not in _COVERABLE:
             continue
         if held is not NOTHING or name in spelling.asked:
             yield attribute_of(found, name, held)
@@ -206,9 +216,22 @@ def is_looked_into(kind: type) -> bool:
     return not is_library(kind.__module__) or kind.__module__ in _WITH_STATE
 
 
+def _of_member(member: Enum, spelling: CodeWords) -> Iterator[Outside]:
+    """What a member of an enumeration holds beside its value, and the methods of its class."""
+    kind = type(member)
+    for name in sorted(spelling.names & own_attributes(member).keys()):
+        way = itemgetter(member.name), partial(static_attribute, name=name)
+        yield Outside(f"{kind.__name__}.{member.name}.{name}", kind, way, own_attributes(member)[name])
+    yield from methods_called(kind, spelling)
+
+
 def _of_class(kind: type, spelling: CodeWords) -> Iterator[Outside]:
     """The attributes of a class of the user's, and of a class that makes such."""
-    if not is_observable(kind) or is_library(kind.__module__) or issubclass(kind, (BaseException, Enum)):
+    if not is_observable(kind) or is_library(kind.__module__) or issubclass(kind, BaseException):
+        return
+    if issubclass(kind, Enum):
+        for member in islice(kind, MANY):
+            yield from _of_member(member, spelling)
         return
     is_filled = issubclass(kind, nn.Module) or is_dataclass(kind)  # by instances, which are looked at
     for name in sorted(spelling.names):
@@ -222,7 +245,8 @@ def _of_class(kind: type, spelling: CodeWords) -> Iterator[Outside]:
 
 
 def _entries(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
-    """The entries of a container: those that code spells, and of others what holds something itself."""
+    """The entries of a container: those that code spells, or that have keys which nobody spells as constants
+    (members of enumerations, dtypes, classes), and of others what holds something itself."""
     held = found.value
     if isinstance(held, MAPPINGS):
         pairs: Any = items_of(held)
@@ -236,12 +260,17 @@ def _entries(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     for position, (key, value) in enumerate(list(pairs)):
         if is_noted and type(value) in PLAIN:
             continue
-        is_spelled = key in spelling.keys if type(key) in (str, int) else False
+        is_spelled = key in spelling.keys if type(key) in (str, int) else position < MANY and _is_fixed(key)
         if not is_spelled and isinstance(held, SEQUENCES):
             is_spelled = key - len(held) in spelling.keys
         if is_spelled or (position < MANY and type(value) not in PLAIN and not isinstance(value, Tensor)):
             ask = itemgetter(key) if asks_as_pythons(held) else partial(value_at, position=position)
             yield Outside(f"{found.path}[{key!r}]", found.root, (*found.way, ask), value)
+
+
+def _is_fixed(key: object) -> bool:
+    """Whether a key that is no constant of code's is one that every process has."""
+    return isinstance(key, (Enum, type, dtype)) or is_literal(key)
 
 
 def asks_as_pythons(held: Any) -> bool:

@@ -15,17 +15,14 @@ from functools import partial, partialmethod
 from operator import attrgetter, itemgetter, methodcaller
 from types import (
     BuiltinFunctionType,
-    ClassMethodDescriptorType,
     CodeType,
     FunctionType,
     GetSetDescriptorType,
     MappingProxyType,
     MemberDescriptorType,
-    MethodDescriptorType,
     MethodType,
     MethodWrapperType,
     ModuleType,
-    WrapperDescriptorType,
 )
 from typing import Any
 from weakref import ref
@@ -36,7 +33,14 @@ from torch import Tensor, nn
 from whence._torch.files import WHENCE
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, has_attributes
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE, same_constant
-from whence.dependence.code import defaults_of, environment_names, function_in, globals_within, imported
+from whence.dependence.code import (
+    defaults_of,
+    environment_names,
+    function_in,
+    globals_within,
+    imported,
+    is_of_named_tuple,
+)
 from whence.dependence.snapshots import Saved, content_of_cell, save
 from whence.dependence.values import content_of, is_constant
 from whence.program.arguments.optimizer_arguments import Outside
@@ -63,14 +67,11 @@ from whence.tracing.reads.held_values import (
 from whence.tracing.reads.outside_modules import children_of, facts_of
 from whence.tracing.reads.type_queries import is_answer
 
-_NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseException, Enum)
+_NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseException)
 _ACCUMULATING = (defaultdict, Counter)
 _LEADING = (type, ref, FunctionType, MappingProxyType, ModuleType)
 """What an attribute may hold that decides by what it leads to."""
-_DESCRIBING = (
-    *(WrapperDescriptorType, MethodWrapperType, MethodDescriptorType, ClassMethodDescriptorType),
-    *(GetSetDescriptorType, MemberDescriptorType),
-)
+_DESCRIBING = (*(MethodWrapperType, GetSetDescriptorType, MemberDescriptorType),)
 _LOOKED_INTO = (
     *(nn.Module, BaseException, ContextVar, CodeType, BuiltinFunctionType, type, ref, ModuleType),
     *(*HOLDING, *SEQUENCES, *MAPPINGS, *OF_CLASSES, *CALLING, *_DESCRIBING, Enum),
@@ -142,7 +143,8 @@ class NamedValues:
             self._note(replace(found, is_thing=True), source)
         elif found.way and self._is_opaque(value):
             self._note(found, source)
-        if is_whole or not left or not self._is_entered(value):
+        ends_here = is_whole and not issubclass(type(value), Enum)  # whose members may hold more than a value
+        if ends_here or not left or not self._is_entered(value):
             return
         if self._is_new((*self._key_to_enter(found), spelling), value):
             spelling = self._spelled_of(value, spelling)
@@ -275,7 +277,7 @@ def beginning(code: CodeType) -> Source:
 
 def variables_of(function: FunctionType) -> Iterator[Outside]:
     """The variables that a function uses, of its file and of the functions around it."""
-    code, variables = function.__code__, function.__globals__
+    code, variables = function.__code__, {} if is_of_named_tuple(function) else function.__globals__
     for name in sorted(globals_within(code) & variables.keys()):
         yield Outside(f"global {name}", variables, (itemgetter(name),), variables[name])
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):

@@ -97,6 +97,8 @@ _OF_PYTHON = frozenset(
 """Packages of Python's, and others that are no user's, whose objects keep state that a model advances."""
 _HOLDING = (dict, list, tuple, set, frozenset, deque)
 _NO_STATE = (BaseException, Enum)
+_OWNING = (*_HOLDING, Enum)
+"""What the model holds and nobody sees being read, though it may have attributes."""
 _IN_WHOLE = frozenset({"vars", "__dict__"})
 """Names with which code gets all attributes of a thing at once, to look one up by text."""
 _DEEP, _MOST, _MANY = 6, 4000, 256
@@ -268,7 +270,7 @@ class Reachable:
                 _, source = place()
                 if source is not None and row.kind is CONTEXT:
                     self._contexts.append((row, source))
-                elif source is not None and (row.kind is not ATTRIBUTES or issubclass(type(value), _HOLDING)):
+                elif source is not None and (row.kind is not ATTRIBUTES or issubclass(type(value), _OWNING)):
                     self._owned.append((row, source))
 
     def class_held(

@@ -7,9 +7,11 @@ loaded, in dictionaries alone: nothing is imported, and no attribute is asked fo
 import os
 import sys
 import weakref
+from ast import literal_eval
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cached_property, partial
 from operator import attrgetter, itemgetter, methodcaller
 from types import CellType, FunctionType, MappingProxyType, MemberDescriptorType, ModuleType, SimpleNamespace
@@ -22,9 +24,10 @@ from whence._torch.observe.attribute_reads import NOTHING, is_observable, own_at
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import Unmade, is_container
 from whence.dependence.code import CodePrint, fingerprint, fingerprint_of, function_in, globals_in, names_in
-from whence.dependence.describe import itself
+from whence.dependence.describe import METHODS_OF_C, itself
 from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import content_of_cell
+from whence.dependence.values import is_literal
 from whence.interop.archive.records.reached import Way, at_the_end, reached_from
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly, Said, Unfound
@@ -35,7 +38,7 @@ _CONTENT = "cell_contents"
 _CORE = (
     *(Tensor, nn.Parameter, nn.Buffer, torch.Size, bool, int, float, complex, str, bytes, type(None)),
     *(torch.device, list, tuple, dict, set, frozenset, slice, range, deque, OrderedDict, defaultdict),
-    *(weakref.ref, SimpleNamespace, property, staticmethod, classmethod, partial),
+    *(weakref.ref, SimpleNamespace, MappingProxyType, property, staticmethod, classmethod, partial),
 )
 _NO_OBJECTS = (FunctionType, ModuleType, type, *PLAIN)
 _FUNCTION = "__func__"
@@ -74,8 +77,8 @@ def name_of(thing: Any) -> str | None:
     """The name under which a thing is found among what is loaded; None where it is not found by name."""
     named = function_in(thing) or thing
     module, path = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
-    if isinstance(thing, MemberDescriptorType):
-        module = thing.__objclass__.__module__  # a slot says its class alone
+    if isinstance(thing, (MemberDescriptorType, *METHODS_OF_C)):
+        module = thing.__objclass__.__module__  # a slot or a method of C says its class alone
     is_dtype = isinstance(thing, torch.dtype)
     last = str(thing).removeprefix("torch.") if is_dtype else getattr(named, "__name__", None)
     candidates = [(module, path), ("torch", last), ("torch.nn.functional", last), ("builtins", path)]
@@ -261,13 +264,43 @@ def _step_record(step: Any) -> list[str] | None:
             given = step.__reduce__()[1]
             if all(isinstance(each, str) for each in given):
                 return [type(step).__name__, *given]
-            name = name_of(given[0]) if len(given) == 1 and _is_told_by_identity(given[0]) else None
-            return None if name is None else ["named", name]
+            return _key_record(given[0]) if len(given) == 1 else None
         case partial(func=function, args=(), keywords=given) if function in _BY_ONE_WORD:
             return [_BY_ONE_WORD[function], *map(str, given.values())]
         case partial(func=function, keywords=given) if function is _unreachable:
-            return ["named", given["name"]]
+            return [given["kind"], given["name"]]
     return None
+
+
+def _key_record(key: Any) -> list[str] | None:
+    """A key that is no text: one that Python can write, a member of an enumeration, or what has a name."""
+    if is_literal(key):
+        return ["literal", repr(key)]
+    if isinstance(key, Enum):
+        kind = class_name(type(key))
+        return ["member", f"{kind}.{key.name}"] if _member(f"{kind}.{key.name}") is key else None
+    name = name_of(key) if _is_told_by_identity(key) else None
+    return None if name is None else ["named", name]
+
+
+def _member(name: str) -> Any:
+    """A member of an enumeration."""
+    kind, _, member = name.rpartition(".")
+    held = looked_up(kind)
+    is_there = isinstance(held, type) and issubclass(held, Enum)
+    return held._member_map_.get(member, NOTHING) if is_there else NOTHING
+
+
+def _access_by_member(name: str) -> Callable[[Any], Any]:
+    key = _member(name)
+    return partial(_unreachable, kind="member", name=name) if key is NOTHING else itemgetter(key)
+
+
+def _access_by_literal(text: str) -> Callable[[Any], Any]:
+    try:
+        return itemgetter(literal_eval(text))
+    except SyntaxError as error:
+        raise ValueError(text) from error
 
 
 def _alone(step: Callable[[Any], Any], _word: str) -> Callable[[Any], Any]:
@@ -283,11 +316,11 @@ def _is_told_by_identity(key: Any) -> bool:
 def _access_by_name(name: str) -> Callable[[Any], Any]:
     key = looked_up(name)
     is_there = key is not NOTHING and _is_told_by_identity(key)
-    return itemgetter(key) if is_there else partial(_unreachable, name=name)
+    return itemgetter(key) if is_there else partial(_unreachable, kind="named", name=name)
 
 
-def _unreachable(_held: Any, name: str = "") -> Any:
-    raise LookupError(name)
+def _unreachable(_held: Any, kind: str = "", name: str = "") -> Any:
+    raise LookupError(kind, name)
 
 
 @dataclass
@@ -422,6 +455,8 @@ _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
     {
         "itemgetter": itemgetter,
         "named": _access_by_name,
+        "literal": _access_by_literal,
+        "member": _access_by_member,
         "index": lambda position: itemgetter(int(position)),
         "attrgetter": lambda _: attrgetter(_CONTENT),
         "methodcaller": lambda name: methodcaller("get", name),

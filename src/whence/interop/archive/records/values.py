@@ -6,16 +6,19 @@ Each kind of value is a row of one table: of which classes it is, how it is writ
 import base64
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, EnumType, Flag
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
+from whence._torch.observe.attribute_reads import class_attribute
 from whence._torch.sizes.dims import dim_in_words
 from whence._torch.sizes.numbers import Unknown
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of
@@ -34,6 +37,7 @@ from whence.interop.archive.records.checked import (
     raise_unless,
     text,
 )
+from whence.interop.archive.records.constants import is_told, read_constant, written_constant
 from whence.program.names import InWords
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ if TYPE_CHECKING:
 
 _MOST_NUMBERS = 2**16
 _DEEP = 200
+_SEVERAL = "|"
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ def written_value(writer: "Writer", value: Any) -> Any:
     if isinstance(value, SYMBOLIC) and not is_symbolic(value):
         return number_of(value)
     name = _BY_CLASS.get(kind) or next((name for name, base in _DERIVED if isinstance(value, base)), "words")
+    name = "constant" if name == "words" and is_told(value) else name
     return {name: VALUES[name].write(writer, value)}
 
 
@@ -151,16 +157,54 @@ class NamedMember(InWords):
 
 
 def _written_member(writer: "Writer", value: Any) -> list[Any]:
-    kind = value.kind if isinstance(value, NamedMember) else type(value)
-    return [writer.pooled("classes", kind), value.name]
+    if isinstance(value, NamedMember):
+        return [writer.pooled("classes", value.kind), value.name]
+    return [writer.pooled("classes", type(value)), _SEVERAL.join(_members_of(value))]
+
+
+def _members_of(value: Enum) -> list[str]:
+    """The name of a member, or of those that flags are made of."""
+    kind = type(value)
+    if value.name in kind.__members__ or not isinstance(value, Flag):
+        return [str(value.name)]
+    left: int = value._value_
+    names: list[str] = []
+    for name, member in sorted(kind.__members__.items(), key=lambda row: row[1]._value_, reverse=True):
+        if member._value_ and member._value_ & left == member._value_:
+            left, names = left & ~member._value_, [*names, name]
+    return names if not left else [str(value.name)]
 
 
 def _member(reader: "Reader", data: Any, _inside: object) -> Any:
-    """A member of an enumeration; in words where its class stays a name."""
+    """A member of an enumeration, or several flags; in words where its class stays a name."""
     kind, name = listed(data)
     found = reader.pooled("classes", kind)
     members = found.__members__ if issubclass(found, Enum) else {}
-    return members.get(text(name), NamedMember(f"{found.__name__}.{name}", found, name))
+    names = [each for each in text(name).split(_SEVERAL) if each]
+    parts = [members[each] for each in names if each in members]
+    if len(parts) < len(names) or (not issubclass(found, Flag) and len(parts) != 1):
+        return NamedMember(f"{found.__name__}.{name}", found, name)
+    return parts[0] if len(parts) == 1 else _flags(found, sum(each._value_ for each in parts))
+
+
+def _flags(kind: type[Flag], value: int) -> Any:
+    """Several flags as one, by Python's own code."""
+    made = class_attribute(kind, "_missing_")
+    is_python_s = (
+        made is vars(Flag)["_missing_"]
+        and class_attribute(type(kind), "__call__") is vars(EnumType)["__call__"]
+    )
+    return kind(value) if is_python_s else NamedMember(f"{kind.__name__}({value})", kind, str(value))
+
+
+def _written_module(_writer: "Writer", module: Any) -> str:
+    return str(vars(module).get("__name__"))
+
+
+def _module(reader: "Reader", data: Any, _inside: object) -> Any:
+    """A module that is loaded, beside a live model."""
+    found = sys.modules.get(text(data)) if reader.found.classes is not None else None
+    return InWords(data) if found is None else found
 
 
 def _words(_writer: "Writer", value: Any) -> str:
@@ -234,6 +278,8 @@ VALUES: Mapping[str, ValueKind] = {
         lambda reader, data, _: reader.pooled("classes", data),
         base=type,
     ),
+    "module": ValueKind(_written_module, _module, base=ModuleType),
+    "constant": ValueKind(lambda _, value: written_constant(value), lambda _, data, __: read_constant(data)),
     "composed": ValueKind(_written_composition, _spread, (Composition,)),
     "words": ValueKind(_words, lambda _, data, __: InWords(text(data))),
 }
