@@ -288,7 +288,7 @@ def _member(name: str) -> Any:
     kind, _, member = name.rpartition(".")
     held = looked_up(kind)
     is_there = isinstance(held, type) and issubclass(held, Enum)
-    return held._member_map_.get(member, NOTHING) if is_there else NOTHING
+    return held.__members__.get(member, NOTHING) if is_there else NOTHING
 
 
 def _access_by_member(name: str) -> Callable[[Any], Any]:

@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum, EnumType, Flag
+from enum import Enum, Flag
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, fx
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
-from whence._torch.observe.attribute_reads import class_attribute
 from whence._torch.sizes.dims import dim_in_words
 from whence._torch.sizes.numbers import Unknown
 from whence._torch.sizes.symbols import SYMBOLIC, is_symbolic, number_of
@@ -167,11 +166,11 @@ def _members_of(value: Enum) -> list[str]:
     kind = type(value)
     if value.name in kind.__members__ or not isinstance(value, Flag):
         return [str(value.name)]
-    left: int = value._value_
+    left: int = value.value
     names: list[str] = []
-    for name, member in sorted(kind.__members__.items(), key=lambda row: row[1]._value_, reverse=True):
-        if member._value_ and member._value_ & left == member._value_:
-            left, names = left & ~member._value_, [*names, name]
+    for name, member in sorted(kind.__members__.items(), key=lambda row: row[1].value, reverse=True):
+        if member.value and member.value & left == member.value:
+            left, names = left & ~member.value, [*names, name]
     return names if not left else [str(value.name)]
 
 
@@ -184,17 +183,7 @@ def _member(reader: "Reader", data: Any, _inside: object) -> Any:
     parts = [members[each] for each in names if each in members]
     if len(parts) < len(names) or (not issubclass(found, Flag) and len(parts) != 1):
         return NamedMember(f"{found.__name__}.{name}", found, name)
-    return parts[0] if len(parts) == 1 else _flags(found, sum(each._value_ for each in parts))
-
-
-def _flags(kind: type[Flag], value: int) -> Any:
-    """Several flags as one, by Python's own code."""
-    made = class_attribute(kind, "_missing_")
-    is_python_s = (
-        made is vars(Flag)["_missing_"]
-        and class_attribute(type(kind), "__call__") is vars(EnumType)["__call__"]
-    )
-    return kind(value) if is_python_s else NamedMember(f"{kind.__name__}({value})", kind, str(value))
+    return parts[0] if len(parts) == 1 else found(sum(each.value for each in parts))
 
 
 def _written_module(_writer: "Writer", module: Any) -> str:
