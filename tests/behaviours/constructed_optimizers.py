@@ -456,3 +456,45 @@ def one_gradient_for_two() -> Training:
         return loss.detach()
 
     return Training(model, optimizer, step)
+
+
+def _asking(ask: Callable[[Optimizer, Tensor], Any]) -> Training:
+    """Asks what the optimizer has before it steps."""
+    model = network()
+    optimizer = Adam(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        found = ask(optimizer, loss)
+        (found if isinstance(found, Tensor) else loss).backward()
+        optimizer.step()
+        return (loss.detach(), found) if type(found) in (int, bool, str) else loss.detach()
+
+    return Training(model, optimizer, step)
+
+
+def _set_rate(optimizer: Optimizer, _: Tensor) -> None:
+    optimizer.param_groups[0]["lr"] = 0.1 if optimizer.state else 0.5
+
+
+ASKED: dict[str, Callable[[Optimizer, Tensor], Any]] = {
+    "scales_the_loss_before_there_is_state": lambda held, loss: loss if len(held.state) else loss * 3,
+    "scales_the_loss_by_another_number": lambda held, loss: loss * (5.0 if held.state else 3.0),
+    "returns_how_much_state_there_is": lambda held, _: len(held.state),
+    "returns_whether_there_is_state": lambda held, _: bool(held.state),
+    "returns_a_text_about_state": lambda held, _: "warm" if held.state else "cold",
+    "another_rate_before_there_is_state": _set_rate,
+}
+
+
+def _add(name: str, ask: Callable[[Optimizer, Tensor], Any]) -> None:
+    def build() -> Training:
+        return _asking(ask)
+
+    build.__name__ = name
+    step()(build)
+
+
+for _name, _ask in ASKED.items():
+    _add(_name, _ask)

@@ -23,7 +23,6 @@ from whence.program.arguments.optimizer_arguments import (
     StateFrame,
     is_number,
 )
-from whence.schema import Phase
 from whence.tracing.reuse import AnotherAttempt, Reuse
 from whence.tracing.steps.counters import Counter, GroupKey, better_guess, first_guess
 from whence.tracing.steps.enclosed_state import refuse_changed
@@ -50,7 +49,7 @@ class StepAssumptions:
 
     `counts` and `numbers` are numbers that steps advance, in the state and in the groups, `advanced` those in
     containers and objects of the state; `owned` are attributes of the optimizer that it changes. `operations`
-    are those of the optimizer in the run before, which this one must repeat. `host` is what the step changes
+    are those of the run before, which this one must repeat. `host` is what the step changes
     around it, `beside` what is known of that at first. A step that `takes_gradients` reads those of before.
     `reuse` says which calls may be replayed.
     """
@@ -98,11 +97,12 @@ def refuse_unbegun(
     before: StateBefore,
     counted: Mapping[GroupKey, Counter],
     assumed: StepAssumptions,
+    results: Sequence[Any],
 ) -> None:
     """Raise `AnotherAttempt` where the optimizer made state or advanced numbers that were no inputs in it.
 
     `before` is the state that it had, and `counted` such numbers in its groups. Raises `UnsupportedStep`
-    where what it made is no constant.
+    where what it made is no constant. `results` are what the step returned.
     """
     UnsupportedStep.refuse(strange_state(found)[:1])
     expected = assumed.operations
@@ -116,7 +116,7 @@ def refuse_unbegun(
     numbers = {**assumed.numbers, **counted}
     if begins:
         created, counts, makers = _created(session, new)
-        operations = operations_of(session, makers, Phase.OPTIMIZER)
+        operations = (*operations_of(session, makers), *_left(session, found, results))
         raise _unbegun(
             replace(assumed, created=created, counts=counts, numbers=numbers, operations=operations)
         )
@@ -223,9 +223,20 @@ def _refused(what: str) -> UnsupportedStep:
     ).in_first_step()
 
 
-def refuse_another_first_step(session: StepSession, found: Optimizing, expected: Operations | None) -> None:
-    """Raise `UnsupportedStep` where the optimizer does not compute what its first step did."""
-    if expected is not None and operations_of(session, set(), Phase.OPTIMIZER) != expected:
+def _left(session: StepSession, found: Optimizing, results: Sequence[Any]) -> Operations:
+    """The plain values that are known of what a step returns, and of what it leaves in the groups."""
+    value = session.step.counting.value
+    plain = [each for each in results if is_number(each) or type(each) in (bool, str)]
+    settings = tuple((row.path, value(row.value)) for row in found.settings() if is_number(row.value))
+    return ("returned", tuple(value(each) if is_number(each) else each for each in plain)), ("left", settings)
+
+
+def refuse_another_first_step(
+    session: StepSession, found: Optimizing, expected: Operations | None, results: Sequence[Any]
+) -> None:
+    """Raise `UnsupportedStep` where the step does not compute what the first one did."""
+    done = (*operations_of(session), *_left(session, found, results))
+    if expected is not None and done != expected:
         raise UnsupportedStep(
             f"the first step of {type(found.optimizer).__name__} does something that later ones do not",
             why="one program cannot be both",

@@ -124,7 +124,7 @@ def record_step(
             step = replace(recorded.step, hooked=_hooks_in_words(subject), actors=actors)
             alone = [*hooks, *session.step.gradients_of_others()]
             rows = (*((row, None) for row in alone), *reads.found(place))
-            refuse_another_first_step(session, found, wish.operations)
+            refuse_another_first_step(session, found, wish.operations, recorded.results)
             return replace(recorded, step=step, outside=rows)
 
     return undoing.around(run)
@@ -206,7 +206,7 @@ def _recorded(
     """What was recorded, with the optimizer's part; raises `AnotherAttempt` where more has to be assumed."""
     subject, leaves = session.run.subject, _gradient_leaves(recorded.prepared)
     counted = _advanced(session, found, taken)
-    refuse_unbegun(session, found, taken.before, counted, wish)
+    refuse_unbegun(session, found, taken.before, counted, wish, recorded.results)
     held = {row.name: getattr(recorded, row.name) for row in fields(recorded)}
     held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken), *host.pairs)
     held["kept"] = host.kept

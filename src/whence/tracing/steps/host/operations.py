@@ -8,7 +8,6 @@ from torch import fx
 
 from whence._torch.operators.schemas import OpOverload, op_name
 from whence._torch.pytrees import tree_flatten
-from whence.schema import Phase
 from whence.tracing.steps.session import StepSession
 
 Operations = tuple[tuple[str, tuple[Any, ...]], ...]
@@ -18,21 +17,15 @@ PASSED_ON = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 """What gives the tensor that it is given."""
 
 
-def operations_of(
-    session: StepSession, without: Set[fx.Node] = frozenset(), phase: Phase | None = None
-) -> Operations:
-    """What is computed with tensors, in order, and the numbers that are known; in a phase, or at all."""
-    marks = session.log.marks
+def operations_of(session: StepSession, without: Set[fx.Node] = frozenset()) -> Operations:
+    """What is computed with tensors, in order, and the numbers that are known."""
     return tuple(
         (
             op_name(node.target),
             tuple(map(session.step.counting.value, tree_flatten((node.args, node.kwargs))[0])),
         )
         for node in session.log.order
-        if phase in (None, marks[node].phase)
-        and node not in without
-        and isinstance(node.target, OpOverload)
-        and not _is_of_numbers(node)
+        if node not in without and isinstance(node.target, OpOverload) and not _is_of_numbers(node)
     )
 
 
