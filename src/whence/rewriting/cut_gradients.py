@@ -12,7 +12,7 @@ Some operations hand on a gradient of zeros where they write, and their function
 `gt_`, `copy_`). What was written is chosen there over what had a history, by a condition that always says so.
 """
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Collection, Sequence, Set
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from whence._torch.operators.schemas import functional_twin
 from whence._torch.operators.table import said_of
 from whence._torch.sizes.symbols import SYMBOLIC
 from whence.program.node_records import origin_of, set_origin
+from whence.program.queries.marks import READS_NO_VALUE
 from whence.rewriting.functionalize import Functional
 
 aten = torch.ops.aten
@@ -30,10 +31,10 @@ _DETACH = aten.detach.default
 
 
 def cut_gradients(
-    functional: Functional, ran_without: Callable[[fx.Node], bool], *, any_input: bool = False
+    functional: Functional, ran_without: Callable[[fx.Node], bool], *, open_inputs: Collection[fx.Node] = ()
 ) -> frozenset[str]:
-    """Insert `detach` in front of operations that were recorded without grad mode. With `any_input` each
-    input may need a gradient, whatever that of the example did.
+    """Insert `detach` in front of operations that were recorded without grad mode. Each of `open_inputs` may
+    need a gradient, whatever that of the example did.
 
     `ran_without` says of a recorded node whether gradients stop there. Returns the names of the nodes that
     pass the gradient of their first argument straight through.
@@ -56,7 +57,7 @@ def cut_gradients(
     straight: list[str] = []
     for node in nodes:
         if node.op == "placeholder" or node not in cut or node in functional.looking:
-            is_carrying = carries_gradient(node, carrying, any_input=any_input)
+            is_carrying = carries_gradient(node, carrying, open_inputs)
             if lost := [each for each in zeroed.get(node, ()) if each in carrying]:
                 _choose_over(graph, node, lost)
                 is_carrying = True
@@ -72,17 +73,21 @@ def cut_gradients(
     return frozenset(straight)
 
 
-def carries_gradient(node: fx.Node, carrying: Set[fx.Node | None], *, any_input: bool = False) -> bool:
+def carries_gradient(
+    node: fx.Node, carrying: Set[fx.Node | None], open_inputs: Collection[fx.Node] = ()
+) -> bool:
     """Whether autograd follows the value of a node, where it follows those `carrying` among its sources.
 
-    With `any_input` each input may need a gradient, whatever that of the example did.
+    Each of `open_inputs` may need a gradient, whatever that of the example did.
     """
     value = node.meta.get("val")
     if node.op == "placeholder":
         return isinstance(value, Tensor) and (
-            value.requires_grad or (any_input and value.is_floating_point())
+            value.requires_grad or (node in open_inputs and value.is_floating_point())
         )
-    return not isinstance(value, SYMBOLIC) and not carrying.isdisjoint(node.all_input_nodes)
+    if isinstance(value, SYMBOLIC) or getattr(node.target, "overloadpacket", None) in READS_NO_VALUE:
+        return False
+    return not carrying.isdisjoint(node.all_input_nodes)
 
 
 def _operators_by_gradient(nodes: Sequence[fx.Node]) -> tuple[Set[int], Set[int]]:

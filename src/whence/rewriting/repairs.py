@@ -73,7 +73,11 @@ class CutGradients:
             )
         chosen = {node.name for node in select(program, self.pattern)}
         before = set(edit.graph.nodes)
-        cut_gradients(Functional(edit.graph), lambda node: node.name in chosen, any_input=True)
+        cut_gradients(
+            Functional(edit.graph),
+            lambda node: node.name in chosen,
+            open_inputs={*edit.graph.find_nodes(op="placeholder")},
+        )
         for node in edit.graph.nodes:
             if node not in before:
                 edit.replaced(node, *(user for user in node.users if user in before))

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, islice
+from itertools import combinations, islice, product
 from typing import TypeVar
 
 import torch
@@ -212,10 +212,16 @@ def without_needless_modes(captured: Captured, again: Callable[[], Captured]) ->
     others = tuple(mode for mode in program.circumstances.modes if mode.name != GRAD)
     if others == program.circumstances.modes or program.has_backward:
         return captured
-    records = torch.is_grad_enabled()
-    with torch.inference_mode(False), torch.set_grad_enabled(not records):
-        other = attempt(again)
+    other = _attempted(again, records=not torch.is_grad_enabled())
     return (program.under(modes=others), observed) if _is_like(captured, other) else captured
+
+
+def _attempted(again: Callable[[], Captured], *, records: bool) -> Captured | Failed:
+    """What a capture gives where gradients are recorded, or are not."""
+    if records == torch.is_grad_enabled():
+        return attempt(again)
+    with torch.inference_mode(False), torch.set_grad_enabled(records):
+        return attempt(again)
 
 
 def without_needless_facts(captured: Captured, again: Callable[[Sequence[str]], Captured]) -> Captured:
@@ -226,8 +232,11 @@ def without_needless_facts(captured: Captured, again: Callable[[Sequence[str]], 
     if program.has_backward or not 0 < len(asked) <= _FEW_ARGUMENTS:
         return captured
     turned = [each for count in range(len(asked)) for each in combinations(asked, count + 1)]
-    if not all(_is_like(captured, attempt(partial(again, paths))) for paths in turned):
-        return captured
+    records = torch.is_grad_enabled()
+    is_free = all(mode.name != GRAD for mode in program.circumstances.modes)  # a run in either mode is let in
+    for paths, mode in product(turned, (records, not records) if is_free else (records,)):
+        if not _is_like(captured, _attempted(partial(again, paths), records=mode)):
+            return captured
     rest = tuple(row for row in program.convention.facts if row[1] is not TensorFact.REQUIRES_GRAD)
     return program.with_changes(convention=replace(program.convention, facts=rest)), observed
 

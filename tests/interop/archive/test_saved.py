@@ -558,6 +558,20 @@ def test_bounds_of_sizes(read: bool, tmp_path: Path) -> None:
             each.module()(torch.ones(51))
 
 
+class Counted(nn.Module):
+    """Adds how many places are not zero: at most as many as two open sizes make."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x.nonzero().shape[0]
+
+
+def test_a_size_of_data_that_open_sizes_limit(tmp_path: Path) -> None:
+    """Its limit is larger than any size, and no limit in a file."""
+    x, sizes = torch.eye(3), ({0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO},)
+    program = through_file(whence.capture(Counted(), (x,), dynamic_shapes=sizes), tmp_path)
+    assert torch.equal(program.module()(torch.eye(5)), torch.eye(5) + 5)
+
+
 def _ranges(program: whence.Program) -> list[tuple[Any, Any]]:
     """The least and the most that each symbol of a program can be."""
     sizes = [size for node in program.nodes() for size in getattr(node.meta.get("val"), "shape", ())]

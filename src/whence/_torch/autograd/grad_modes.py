@@ -4,6 +4,7 @@ Where a capture runs without gradients, `torch.is_grad_enabled()` says nothing a
 `no_grad` changes nothing. The contexts are classes of Python's, which are looked at when they are entered.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,8 @@ _CONTEXTS: dict[type, Callable[[Any], bool]] = {
     torch.inference_mode: lambda context: not context.mode,
 }
 """What may be entered, and whether gradients are recorded inside."""
+_TRANSFORMS = torch.func.vjp.__code__.co_filename
+"""Where `torch.func` turns gradients on for its own level: around that they are what they were."""
 
 
 @dataclass
@@ -67,7 +70,9 @@ class GradModes:
                 is_entered = context in self.begun and self.modes[depth : depth + 1] == [None]
                 is_asked = is_entered or self.given_back
                 self.given_back = False
-                self.modes[depth:] = [None if is_asked else _CONTEXTS[kind](context)]
+                mode = None if is_asked else _CONTEXTS[kind](context)
+                of_transform = sys._getframe(1).f_code.co_filename == _TRANSFORMS
+                self.modes[depth:] = self.modes[depth - 1 : depth] if of_transform else [mode]
                 self.begun[context] = depth
             return result
 

@@ -118,7 +118,7 @@ class FunctionMode(TorchFunctionMode):
             if _is_copied_as_a_whole(args[0]):
                 return self._copied(*args)
         if func == _SET_DATA and self.recorder.holds_data_of(args[0]):
-            return replace_data(self.recorder, args[0], args[1])
+            return self._with_other_data(args[0], args[1])
         self._tell(func, args, kwargs)
         if self.recorder.environment is not None:
             if func is torch.einsum:
@@ -203,6 +203,11 @@ class FunctionMode(TorchFunctionMode):
         if decider is None or (given := decider.content(func, args)) is None:
             raise self.recorder.listener.model.value_needed(func, args[:1], func)
         return given
+
+    def _with_other_data(self, tensor: Tensor, value: Tensor) -> None:
+        if not self.recorder.is_joint:
+            self.recorder.listener.model.asked(tensor, TensorFact.REQUIRES_GRAD)  # it is no misfit yet
+        replace_data(self.recorder, tensor, value)
 
     def _decided_text(self, tensor: Tensor, spec: str) -> str | None:
         """A whole number as text, by which models find modules; None for others: people read those."""

@@ -74,9 +74,7 @@ class SizeStructures:
             name = getattr(environment, "names", {}).get(symbol, str(symbol))
             bounds = environment.var_to_range.get(symbol)
             value = environment.backed_var_to_val.get(symbol)
-            limits = (
-                (None, None) if bounds is None else (whole_bound(bounds.lower), whole_bound(bounds.upper))
-            )
+            limits = (None, None) if bounds is None else (_limit(bounds.lower), _limit(bounds.upper))
             kind = "whole" if symbol.is_integer else "real"
             self.symbols.append([name, str(symbol), kind, None if value is None else int(value), *limits])
         return self._numbers[key]
@@ -150,6 +148,12 @@ class SizeReader:
         if head in _POWERS and not all(each.is_number and abs(each) <= _STEEPEST for each in made[1:]):
             raise UnreadableSize("it has a power that nobody limits")
         return _heads()[head](*made)
+
+
+def _limit(bound: Any) -> int | None:
+    """A bound of a symbol; None for one that no size reaches, as how many elements may be nonzero has it."""
+    found = whole_bound(bound)
+    return None if found is None or abs(found) > _LARGEST // 4 else found
 
 
 def _bounded(number: int) -> int:

@@ -380,4 +380,8 @@ def _written_histories(parts: _AttachedParts, outputs: Sequence[Output]) -> dict
 
 def _cut(parts: _AttachedParts) -> frozenset[str]:
     """Gradients stay stopped where the graph ran without them."""
-    return cut_gradients(parts.functional, lambda node: bool(said_of(node).get(WITHOUT_GRAD)), any_input=True)
+    return cut_gradients(
+        parts.functional,
+        lambda node: bool(said_of(node).get(WITHOUT_GRAD)),
+        open_inputs={*parts.functional.graph.find_nodes(op="placeholder")},
+    )

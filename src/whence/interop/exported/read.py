@@ -71,7 +71,9 @@ def from_exported_program(exported: ExportedProgram, unused: Mapping[str, Tensor
     flat.graph.output((*returned, *written.values()))
     outside = Region()
     straight = cut_gradients(
-        functional, lambda node: flat.regions.get(node, outside).without_grad, any_input=True
+        functional,
+        lambda node: flat.regions.get(node, outside).without_grad,
+        open_inputs={*functional.graph.find_nodes(op="placeholder")},
     )
     records = _records(exported, rows, sites, chains)
     program = _program_of_parts(

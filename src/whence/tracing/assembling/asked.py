@@ -21,11 +21,12 @@ _OF_MEMORY = frozenset({torch.ops.aten.view_as_real.default, torch.ops.aten._con
 
 
 def asked_of_inputs(
-    log: Log, functional: Functional, given: Set[fx.Node]
+    log: Log, functional: Functional, given: Set[fx.Node], custom: Set[int]
 ) -> Iterator[tuple[str, TensorFact]]:
     """The placeholders whose strides, history and the like answered what the model asked, and by which.
 
-    `given` are those that a call is given.
+    `given` are those that a call is given. A custom autograd function asks whether what it is given requires
+    a gradient, and made none of the nodes with `custom` numbers where it does not.
     """
     stops = ran_without(log.marks, frozenset())
     stopped = {functional.value_of(node) for node in log.marks if stops(node)}
@@ -38,6 +39,10 @@ def asked_of_inputs(
         elif node.op == "placeholder":
             yield node.name, row.fact
         else:
+            yield from ((name, TensorFact.REQUIRES_GRAD) for name in _with_history(node, stopped, given))
+    for mark in log.marks.values():
+        for source in mark.cut if mark.in_function and mark.moment not in custom else ():
+            node = functional.value_of(source)
             yield from ((name, TensorFact.REQUIRES_GRAD) for name in _with_history(node, stopped, given))
 
 

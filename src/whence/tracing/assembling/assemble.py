@@ -75,10 +75,10 @@ def assemble(
 ) -> FlatProgram:
     """The program of one finished run."""
     session, graph = recorded.session, recorded.session.recorder.graph
-    asked = {*asked_of_inputs(session.log, functional, {*recorded.prepared.nodes})}
+    custom = {} if recorded.backward.roots else custom_functions(_histories_of_results(recorded.results))
+    asked = {*asked_of_inputs(session.log, functional, {*recorded.prepared.nodes}, frozenset(custom))}
     layouts_read = {name for name, fact in asked if fact is TensorFact.STRIDES}
     values = _final_values(recorded, functional)
-    custom = {} if recorded.backward.roots else custom_functions(_histories_of_results(recorded.results))
     opaque = without_operators(custom, session.log)
     between = _begins_between(recorded, values)
     straight = _as_differentiated(recorded, functional, frozenset(custom))
@@ -160,7 +160,7 @@ def _as_differentiated(recorded: Recorded, functional: Functional, custom: froze
     if recorded.backward.roots:
         return frozenset()
     stops = ran_without(recorded.session.log.marks, custom)
-    straight = cut_gradients(functional, stops)
+    straight = cut_gradients(functional, stops, open_inputs={*recorded.prepared.nodes})
     return straight | {node.name for node in functional.straight}
 
 

@@ -448,7 +448,7 @@ class _ClosureConversion:
             raise self._refused("a function returns what it was given, or a part of it: return a clone")
         final = [functional.final(node) if isinstance(node, fx.Node) else node for node in nodes]
         stops = ran_without(seen.listener.marks, seen.known)
-        if cut_gradients(functional, stops, any_input=True):
+        if cut_gradients(functional, stops, open_inputs={*functional.graph.find_nodes(op="placeholder")}):
             raise self._refused("a function writes in place without gradients to what has one")
         order = [node.name for node in (*seen.nodes, *read)]
         returned = final[0] if lone else tuple(x for at, x in enumerate(final) if at not in constants)

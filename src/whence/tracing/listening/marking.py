@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import fx, is_grad_enabled
 
-from whence._torch.autograd.nodes import next_sequence_number
+from whence._torch.autograd.nodes import inside_custom_function, next_sequence_number
 from whence._torch.operators.table import said_of
 from whence._torch.record.annotations import note_annotations
 from whence.provenance.places import PROGRAM
@@ -41,6 +41,7 @@ class Marking:
             self._cut(node) if phase is Phase.FORWARD else (),
             self.grad_modes.starts,
             said_of(node.target).asks_grad_mode and self.grad_modes.stops,
+            inside_custom_function() and not self.grad_modes.is_off,
             recomputed=is_backward and (running.repeats or scope != PROGRAM),
             hook=self.watch.hook(possible=is_backward and source is not None),
             packs=self.watch.packs is not None,

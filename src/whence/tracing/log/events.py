@@ -25,9 +25,9 @@ class Marked(NamedTuple):
     `moment` is the number of the newest autograd node: the one this operation made, if it made one.
     `cut` are the nodes whose gradient stops here, because the operation ran without grad mode; where the
     model itself had turned that on, gradients are `turned_on`; one that asks is `turned_off` where it had
-    not. `hook` is the name of the hook that was running; one that `packs` runs inside the operation whose
-    tensor is saved. What is `borrowed` ran in a method of a module that was not called, but asked for
-    directly.
+    not. What ran `in_function`, a custom one of autograd's, has gradients where that made a node. `hook` is
+    the name of the hook that was running; one that `packs` runs inside the operation whose tensor is saved.
+    What is `borrowed` ran in a method of a module that was not called, but asked for directly.
     """
 
     node: fx.Node
@@ -38,6 +38,7 @@ class Marked(NamedTuple):
     cut: tuple[fx.Node, ...] = ()
     turned_on: bool = False
     turned_off: bool = False
+    in_function: bool = False
     recomputed: bool = False
     hook: str | None = None
     packs: bool = False
