@@ -199,6 +199,15 @@ def _counting(self: Any, x: Tensor) -> Tensor:
     return x
 
 
+def _counted(x: Tensor) -> Tensor:
+    _counted.calls += 1  # type: ignore[attr-defined]
+    _counted.shapes.append(x.shape)  # type: ignore[attr-defined]
+    return x
+
+
+_counted.calls, _counted.shapes = 0, []  # type: ignore[attr-defined]
+
+
 def _noting(self: Any, x: Tensor) -> Tensor:
     self.value.append(x.shape[0])
     return x
@@ -308,6 +317,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "filled when None": lambda: Holding(_if_none, None),
     "filled when missing": lambda: Holding(_if_missing, None),
     "counter": lambda: Holding(_counting, 3),
+    "counter of a function": lambda: Holding(lambda _, x: _counted(x), None),
+    "counter of a held function": holding(lambda self, x: self.value(x), lambda: _counted),
     "notes": lambda: Holding(_noting, [1]),
     "last notes": lambda: Holding(_noting, collections.deque([1, 2], maxlen=2)),
     "cached property": holding(times(lambda it: it.factor), Cache),

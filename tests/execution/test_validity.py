@@ -127,6 +127,29 @@ def test_a_model_that_computes_with_its_counter_is_refused() -> None:
     assert (caught.value.where.line, model.runs) == (f"{__file__}:{line} in Counting.forward", 1)
 
 
+def counted(x: Tensor) -> Tensor:
+    """Computes with what hangs on it."""
+    counted.shapes.append(x.shape)  # type: ignore[attr-defined]
+    return x * len(counted.shapes)  # type: ignore[attr-defined]
+
+
+counted.shapes = []  # type: ignore[attr-defined]
+
+
+class Listing(nn.Module):
+    """Calls a function that keeps a list."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return counted(x)
+
+
+def test_a_model_that_computes_with_what_a_function_collects_is_refused() -> None:
+    """The list that hangs on the function is as it was afterwards."""
+    with pytest.raises(whence.LostState, match=r"Listing changes counted\.shapes while it runs"):
+        whence.capture(Listing(), (torch.ones(2),))
+    assert counted.shapes == []  # type: ignore[attr-defined]
+
+
 class Once(nn.Module):
     """Runs a single time."""
 

@@ -1,7 +1,7 @@
 """Does a captured program still stand for a model?"""
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,14 @@ from whence.guards.guarded import Guarded, Ways
 from whence.guards.inputs import input_violations, misfits, structure_guard
 from whence.guards.memory import Remembered
 from whence.program import FlatProgram
-from whence.program.guards.expectations import Entries, Expectation, ExpectedConstant, Items
+from whence.program.guards.expectations import (
+    Entries,
+    Expectation,
+    ExpectedConstant,
+    ExpectedFunction,
+    ExpectedWords,
+    Items,
+)
 from whence.program.guards.guards import Guards
 from whence.program.guards.rows import Guard, Unguarded, Violation
 from whence.program.names import NamedOnly
@@ -92,10 +99,27 @@ def _settled(guards: Guards, then: Guards, left_again: Left) -> Guards:
             for what in filled
         ),
     )
+    counting = {name for name in then.changes if left_again}
     kept = [
-        replace(each, rows=tuple(row for row in each if row.what not in changing)) for each in (guards, then)
+        replace(each, rows=tuple(_but_for(counting, row) for row in each if row.what not in changing))
+        for each in (guards, then)
     ]
     return replace(kept[0], settled=kept[1], unguarded=(*guards.unguarded, *unguarded))
+
+
+def _but_for(counting: Set[str], guard: Guard) -> Guard:
+    """A guard without the attributes of a function that every run changes: it counts its calls there."""
+    function = guard.expected
+    if not isinstance(function, ExpectedFunction) or not function.attributes:
+        return guard
+    names = guard.what.rpartition(" ")[2], getattr(function.target, "__name__", "")
+    attributes = tuple(
+        (key, ExpectedWords("what every run changes"))
+        if not counting.isdisjoint(f"{name}.{key}" for name in names) and _is_probed(held)
+        else (key, held)
+        for key, held in function.attributes
+    )
+    return guard._replace(expected=replace(function, attributes=attributes))
 
 
 def _is_probed(expected: Expectation) -> bool:

@@ -9,7 +9,7 @@ import builtins
 import datetime
 import os
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence, Set
 from contextvars import ContextVar
 from dis import findlinestarts, get_instructions
 from enum import Enum
@@ -191,17 +191,12 @@ class Reachable:
         names, inner = frozenset[str](), list(codes_in(code))
         for each in inner:
             names |= names_in(each)
-        self.names |= names
-        if not names.isdisjoint(_IN_WHOLE):
-            self.texts.update(text for each in inner for text in texts_in(each) if text.isidentifier())
-        if IDENTITY not in self.names and any(map(compares_identity, inner)):
-            self.names.add(IDENTITY)
-        if APART not in self.names and any(map(tells_apart, inner)):
-            self.names.add(APART)
+        self._note_words(names, inner)
         _refuse_compared(function, inner)
         _refuse_matched(code, inner if self.has_symbols else ())
         self.sources.spelled(names)
-        self._save(path, function, (code, path))
+        for row in self._save(path, function, (code, path)):
+            self._inside(row, (code, path), names, depth - 1)
         for name in sorted(globals_within(code)):
             self._variable(function.__globals__, name, (code, name), names, depth - 1)
         for name, cell in zip(code.co_freevars, cells, strict=True):
@@ -214,6 +209,14 @@ class Reachable:
             for module in imported(code, function.__globals__):
                 self._follow(module, module.__name__, (code, module.__name__), names, depth)
             self._named.function(function, path, CodeWords.of(code).and_held(held))
+
+    def _note_words(self, names: Set[str], inner: Sequence[CodeType]) -> None:
+        """Note the names that code spells, and what it does for which no name stands."""
+        self.names |= names
+        if not names.isdisjoint(_IN_WHOLE):
+            self.texts.update(text for each in inner for text in texts_in(each) if text.isidentifier())
+        asks = {IDENTITY: compares_identity, APART: tells_apart}
+        self.names.update(word for word, is_so in asks.items() if any(map(is_so, inner)))
 
     def _walk(self, path: str, value: object, code: CodeType) -> None:
         self._named.walk(Outside(path, value, (), value), beginning(code), CodeWords.of(code))
