@@ -239,6 +239,42 @@ def test_inputs_that_are_one_tensor_do_not_go_out() -> None:
         program.to_exported_program()
 
 
+class Doubling(torch.autograd.Function):
+    """A derivative of its own."""
+
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(_ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 3
+
+
+class Averaging(nn.Module):
+    """Doubles its argument, and keeps an average without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Any:
+        y = Doubling.apply(x)
+        with torch.no_grad():
+            self.average.copy_(y.mean())
+        return y
+
+
+def test_derivatives_that_no_graph_has_are_warned_of() -> None:
+    """An exported program differentiates the operators that it has; what it writes has no history."""
+    model, x = Averaging(), X.clone().requires_grad_()
+    program = whence.capture(model, (x,))
+    with pytest.warns(UserWarning, match="no part of the custom autograd function Doubling in its backward"):
+        exported = program.to_exported_program().module()
+    assert same_bits(exported(x), model(x))
+    assert not any(held.requires_grad for held in (*model.buffers(), *exported.buffers()))
+
+
 def test_gradients_that_an_exported_program_cannot_say_are_warned_of() -> None:
     """Where an operation under no_grad passes its gradient on unchanged, a warning says that it will not."""
 

@@ -67,6 +67,12 @@ def to_exported_program(program: FlatProgram) -> ExportedProgram:
             f"are right, and its gradients there are not{_where_it_runs(program)}",
             stacklevel=3,
         )
+    if opaque := dict.fromkeys(program.circumstances.opaque):
+        warnings.warn(
+            f"an exported program has no part of {', '.join(opaque)} in its backward: its outputs are "
+            "right, and gradients that go through there are not",
+            stacklevel=3,
+        )
     if off := program.facts.turned_off:
         warnings.warn(
             f"an exported program of one graph runs {', '.join(sorted(off))}, which the model runs under "

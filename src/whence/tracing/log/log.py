@@ -179,7 +179,9 @@ _FOLLOWS: Mapping[type, Callable[[Any, Any], None]] = {
 def ran_without(marks: Mapping[fx.Node, Marked], custom: Set[int]) -> Callable[[fx.Node], bool]:
     """Whether gradients stop at a node, because it ran without; `custom` autograd functions excepted."""
 
-    stopped = {node for node, mark in marks.items() if mark.cut and mark.moment not in custom}
+    stopped = {
+        node for node, mark in marks.items() if mark.cut and not (mark.in_function and mark.moment in custom)
+    }
     return stopped.__contains__
 
 
