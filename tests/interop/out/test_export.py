@@ -254,6 +254,8 @@ class Doubling(torch.autograd.Function):
 class Averaging(nn.Module):
     """Doubles its argument, and keeps an average without gradients."""
 
+    average: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("average", torch.zeros(()))
