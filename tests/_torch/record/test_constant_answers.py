@@ -21,6 +21,27 @@ def test_an_assertion_of_torch_is_one_of_the_program() -> None:
         run(torch.zeros(2))
 
 
+def likely(x: Tensor, variances: Tensor) -> Tensor:
+    """PyTorch's own function raises for variances below zero."""
+    return nn.functional.gaussian_nll_loss(x, x * 2, variances)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("shape", [(2, 3), (2, 1), (2,)], ids=str)
+def test_what_a_function_of_torch_requires_every_run_does(shape: tuple[int, ...], backward: bool) -> None:
+    """Where it raises otherwise nothing is decided, and open sizes stay so."""
+    rows = {0: torch.export.Dim.AUTO}
+    x, variances = torch.rand(2, 3, requires_grad=backward), torch.rand(shape)
+    loss = (lambda out: out) if backward else False
+    program = whence.capture(likely, (x, variances), backward=loss, dynamic_shapes=(rows, rows))
+    assert program.verify(likely, (x, variances)).ok
+    run, other, others = program.module(), torch.rand(5, 3, requires_grad=backward), torch.rand(5, *shape[1:])
+    found = run(other, others)
+    assert torch.equal(found[0] if backward else found, likely(other, others))
+    with pytest.raises(RuntimeError, match="the model requires otherwise"):
+        run(other, others - 2)
+
+
 class Converting(nn.Module):
     """Brings a part of itself to a dtype, as routers do that compute in float32."""
 

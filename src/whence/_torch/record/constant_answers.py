@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterable
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -78,8 +79,9 @@ def _constant_number(recorder: "Recorder", tensor: Tensor) -> Any:
 def _required(recorder: "Recorder", tensor: Tensor) -> bool | None:
     """What a truth has to be for the model not to raise; every run is to have it so."""
     asked = recorder.tracer.torch_fn_metadata
-    is_number = asked is Tensor.item
-    if asked not in _TRUTHS or (is_number and tensor.dtype is not torch.bool):
+    is_inside = isinstance(asked, FunctionType)  # of torch's, in Python: what that asks, nobody tells
+    is_number = asked is Tensor.item or is_inside
+    if not (asked in _TRUTHS or is_inside) or (is_number and tensor.dtype is not torch.bool):
         return None
     if (stated := recorder.listener.model.stated(called=is_number)) is None:
         return None
