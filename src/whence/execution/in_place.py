@@ -120,6 +120,8 @@ class _Placements:
         """Put an operation in place, where all that it would write may be written."""
         twin: Any = in_place_twin(node.target)
         written = [node.args[position] for position in traits(twin).mutates if position < len(node.args)]
+        if any(twin._schema.arguments[position].name in node.kwargs for position in traits(twin).mutates):
+            return
         pairs = [*_results(node, written)]
         tensors = [tensor for tensor, _ in pairs]
         if rounds_in_place(node.target, tensors):

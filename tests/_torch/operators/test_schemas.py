@@ -15,6 +15,8 @@ from whence._torch.operators.schemas import (
     arguments_of_twin,
     draws,
     functional_twin,
+    in_place_twin,
+    makes_memory,
     op_name,
     overloads_of,
     traits,
@@ -368,3 +370,50 @@ def test_recurrent_networks_draw_where_something_is_dropped() -> None:
     assert not draws(aten.lstm.input, (None, weights, weights, True, 2, 0.0, True, False, False), {})
     assert draws(aten.lstm.input, (None, weights, weights, True, 2, 0.5, True, False, False), {})
     assert draws(aten.bernoulli.default, (None,), {})
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (aten.mm.default, True),
+        (aten._foreach_add.Scalar, True),
+        (aten.view.default, False),
+        (aten._unsafe_view.default, False),
+        (aten.unsafe_split.Tensor, False),
+        (aten.add_.Tensor, False),
+        (aten.native_batch_norm.default, False),
+        (aten.reshape.default, False),
+        (torch.sin, False),
+    ],
+    ids=str,
+)
+def test_who_makes_memory(target: Any, expected: bool) -> None:
+    """No view, not one of which schemas do not speak either; nobody who writes, no composite, no function."""
+    assert makes_memory(target) is expected
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        (aten.mul.Tensor, aten.mul_.Tensor),
+        (aten._foreach_lerp.Scalar, aten._foreach_lerp_.Scalar),
+        (aten._fused_adamw.default, aten._fused_adamw_.default),
+        (aten.mm.default, None),
+        (aten.t.default, None),
+        (aten.eq.Tensor, aten.eq_.Tensor),
+        (torch.sin, None),
+    ],
+    ids=str,
+)
+def test_who_can_write_in_place(target: Any, expected: Any) -> None:
+    """Operators by element and those of optimizers, where PyTorch has one that writes."""
+    assert in_place_twin(target) is expected
+
+
+def test_arguments_of_a_twin_that_always_trains() -> None:
+    """Without the flag that says so."""
+    twin = aten._batch_norm_with_update_functional.default
+    given = tuple("xwbmvtfe")
+    assert arguments_of_twin(aten.cudnn_batch_norm.default, twin, given) == tuple("xwbmvfe")
+    other = aten._native_batch_norm_legit_functional.default
+    assert arguments_of_twin(aten.native_batch_norm.default, other, given) == given

@@ -131,7 +131,14 @@ def makes_memory(target: Any) -> bool:
     return not (is_silent or traits(target).mutates or any(row.alias_info for row in target._schema.returns))
 
 
-_SILENT_VIEWS = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.lift.default})
+_aten = torch.ops.aten
+_SILENT_VIEWS = frozenset(
+    {
+        *(_aten._unsafe_view.default, _aten.lift.default, _aten.unsafe_chunk.default),
+        *(_aten.unsafe_split.Tensor, _aten.unsafe_split_with_sizes.default),
+        *(_aten.pixel_shuffle.default, _aten.pixel_unshuffle.default),
+    }
+)
 """Operators that give the memory of their argument, of which their schemas say nothing."""
 
 
