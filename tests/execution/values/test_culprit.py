@@ -134,6 +134,13 @@ def test_a_check_of_ones_own() -> None:
     assert len(asked) <= 6 and str(found).endswith("changes what the check looks at")
 
 
+def test_passes_are_a_list() -> None:
+    """One alone is no list of one."""
+    alone: Any = sine
+    with pytest.raises(whence.UsageError, match="expected passes in order, got function"):
+        whence.bisect(program(), alone, (X,))
+
+
 def test_a_check_that_fails_at_once() -> None:
     """There is no pass to blame."""
     with pytest.raises(whence.UsageError, match="fails before any pass"):

@@ -213,6 +213,10 @@ def test_what_does_not_fit_is_named() -> None:
         program.run((X,), patch={"** :: aten.relu": torch.zeros(1)})
     with pytest.raises(whence.SelectionError):
         program.run((X,), inputs={"nowhere": X})
+    wrong: Any = 3
+    for given in ({"read": wrong}, {"read": [wrong]}, {"patch": {wrong: X}}):
+        with pytest.raises(whence.UsageError, match="nothing is found under 3, of the class int"):
+            program.run((X,), **given)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,9 @@ def culprit(
     program: P, passes: Sequence[Pass | GraphPass], given: Given, check: Callable[[P], object] | None
 ) -> Culprit | None:
     """Halve the passes between a program that is right and one that is not, until one is left."""
+    if not isinstance(passes, Sequence):
+        given = type(passes).__name__
+        raise UsageError(f"expected passes in order, got {given}", remedy="give a list of them")
     made = _Passes(program, passes)
     expected = None if check is not None else _output_values(program, given)
 

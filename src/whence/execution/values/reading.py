@@ -1,6 +1,6 @@
 """Run a program, and read or replace values on the way."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, fx
 
 from whence._torch.pytrees import tree_flatten
-from whence.errors import SelectionError, UsageError
+from whence.errors import Fault, SelectionError, UsageError
 from whence.execution.values.repeated import repeats_of
 from whence.execution.values.walk import Given, Patch, detached, inputs_of, walk
 from whence.program import Call, FlatProgram, Named, Structure
@@ -19,6 +19,7 @@ from whence.provenance import CallSite
 ValueKey = str | fx.Node | CallSite | Call
 """A node or its name, the path of a module, a call (`lin@1`), or a pattern as `select` takes it."""
 
+_KEYS = (str, fx.Node, CallSite, Call)
 _OF_SEVERAL = ("*", "?", "[", TYPE)
 _OF_PATTERNS = (*_OF_SEVERAL, "@")
 
@@ -48,7 +49,8 @@ def run(
     program: FlatProgram, given: Given, *, read: ValueKey | Sequence[ValueKey], patch: Mapping[Any, Any]
 ) -> Values:
     """What the program computes on these arguments; nothing is changed."""
-    keys = [read] if isinstance(read, (str, fx.Node, CallSite, Call)) else read
+    keys = [read] if isinstance(read, _KEYS) or not isinstance(read, Iterable) else [*read]
+    UsageError.refuse(_unusable(each) for each in (*keys, *patch) if not isinstance(each, _KEYS))
     wanted = {name_of(each): _meant(program, each) for each in keys}
     patched = {name for each in patch for name in _meant(program, each).names}
     patches = {**_patches_again(program, patched), **dict(_patches(program, patch))}
@@ -62,6 +64,13 @@ def run(
     rows = program.signature.outputs
     found = {row.name: row.value if row.node is None else values[row.node] for row in rows}
     return Values(found, {name: each.filled(values) for name, each in wanted.items()})
+
+
+def _unusable(key: object) -> Fault:
+    return Fault(
+        f"nothing is found under {key!r}, of the class {type(key).__name__}",
+        remedy="give a node, a call, or the name or a pattern of such",
+    )
 
 
 def name_of(key: ValueKey) -> str:
