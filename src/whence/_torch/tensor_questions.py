@@ -44,7 +44,10 @@ HELD = frozenset({"grad", "grad_fn", "_base"})
 
 
 def asked_of(tensor: Tensor, question: str) -> Answer:
-    """What a tensor answers; of an object whether there is none."""
+    """What a tensor answers; of an object whether there is none. Raises `LookupError` for no question: other
+    names are of methods, which change it."""
+    if not is_question(question):
+        raise LookupError(f"{question!r} is no question")
     if question == CLASS:
         return type(tensor).__name__
     if question.startswith((_HAS, _ATTRIBUTE)):

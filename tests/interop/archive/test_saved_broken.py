@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from tests.interop.archive.mutations import mutated, with_data
 from tests.interop.archive.programs import KINDS, content
+from whence._torch.tensor_questions import asked_of
 from whence.captured import loaded
 from whence.errors import UnreadableFile
 from whence.interop.archive.records.checked import expanded
@@ -181,6 +183,19 @@ def test_the_program_is_the_root() -> None:
 
     with pytest.raises(UnreadableFile, match="no call of the program"):
         loaded(with_data(content("forward"), change), "a file")
+
+
+@pytest.mark.parametrize("name", ["zero_", "backward", "detach_", "share_memory_", "import os", "__reduce__"])
+def test_methods_of_arguments_are_not_called(name: str) -> None:
+    """Questions to arguments are those of a fixed table: no file has a method of a caller's tensor run."""
+
+    def change(data: Any) -> None:
+        data["convention"]["questions"]["columns"]["question"][0] = name
+
+    with pytest.raises(UnreadableFile, match="an argument is asked what is no question"):
+        loaded(with_data(content("sizes of data"), change), "a file")
+    with pytest.raises(LookupError, match="is no question"):
+        asked_of(torch.ones(2), name)
 
 
 def test_classes_stay_names() -> None:

@@ -10,6 +10,7 @@ from whence._torch.graphs import nested_graph
 from whence._torch.operators.schemas import may_give, op_name
 from whence._torch.pytrees import TreeSpec, tree_unflatten, unmade_in
 from whence._torch.sizes.symbols import has_open_sizes, spelled
+from whence._torch.tensor_questions import is_question
 from whence.interop.archive.records.checked import Unreadable
 from whence.interop.archive.results import sizes_in_example
 from whence.program import Calls, Convention, FlatProgram, Named, Structure
@@ -110,6 +111,8 @@ def _of_convention(program: FlatProgram) -> Iterator[str]:
         yield "the arguments are not the inputs of the program"
     if convention.returned and not _are_there(convention.returned, spec, program.result.spec):
         yield "a container is named that is not there"
+    if not all(is_question(row.question) and 0 <= row.position < count for row in convention.questions):
+        yield "an argument is asked what is no question"
     sizes = convention.sizes
     if sizes is None:
         return
