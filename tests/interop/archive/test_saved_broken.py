@@ -295,6 +295,11 @@ def _loss_renamed(data: Any) -> None:
     names[names.index("loss")] = "other"
 
 
+def _reading_renamed(data: Any) -> None:
+    """A size is read under another name than arguments and conditions have it."""
+    data["convention"]["sizes"]["readings"]["columns"]["name"][0] = "other"
+
+
 def _size_renamed(data: Any) -> None:
     """A size is called otherwise where values have it than where arguments are read."""
     data["tables"]["symbols"][0][0] = "other"
@@ -399,6 +404,7 @@ def _three_arguments(data: Any) -> None:
         ("constants", _written_elsewhere, "is written where something else is"),
         ("sizes", _read_otherwise, "t, aten.t.default: it gives"),
         ("joint", _loss_renamed, "the loss is called other"),
+        ("sizes", _reading_renamed, "a size is read from no argument"),
         ("sizes", _size_renamed, "an argument has another shape than it has"),
         ("sizes", _condition_of_a_number, "a int stands where only str may"),
         ("tangents", _gradients_swapped, "has another shape than what it is of"),

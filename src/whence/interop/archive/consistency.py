@@ -1,5 +1,6 @@
 """What the parts of a program that was read must keep to, so that each finds what it names in the others."""
 
+import re
 from collections.abc import Iterator, Set
 from typing import Any
 
@@ -15,6 +16,7 @@ from whence.interop.archive.records.checked import Unreadable
 from whence.interop.archive.results import sizes_in_example
 from whence.program import Calls, Convention, FlatProgram, Named, Structure
 from whence.program.arguments.containers import containers_in, containers_of
+from whence.program.arguments.open_sizes import Sizes
 from whence.program.guards.expectations import Expectation, inside_of
 from whence.program.guards.guards import Guards
 from whence.program.node_records import origin_of, record_of
@@ -22,6 +24,8 @@ from whence.program.signature import Input, describe
 from whence.program.wellformed import faults
 from whence.provenance import ROOT
 from whence.schema import GuardKind, InputKind, OutputKind, Phase
+
+_NAME = re.compile(r"[^\W\d]\w*")
 
 
 def refuse_inconsistent(program: FlatProgram, *, is_complete: bool) -> None:
@@ -113,9 +117,16 @@ def _of_convention(program: FlatProgram) -> Iterator[str]:
         yield "a container is named that is not there"
     if not all(is_question(row.question) and 0 <= row.position < count for row in convention.questions):
         yield "an argument is asked what is no question"
-    sizes = convention.sizes
-    if sizes is None:
-        return
+    if convention.sizes is not None:
+        yield from _of_sizes(convention, convention.sizes)
+
+
+def _of_sizes(convention: Convention, sizes: Sizes) -> Iterator[str]:
+    """Sizes that may vary are those of arguments, called as these say."""
+    count = len(convention.leaves)
+    spelt = {name for shape in sizes.shapes for size in shape or () for name in _NAME.findall(str(size))}
+    if not spelt <= {row.name for row in sizes.readings}:
+        yield "a size is read from no argument"
     dimensions = [row.dimension for row in sizes.readings]
     dimensions += [row for rule in sizes.rules for row in rule.dimensions]
     if len(sizes.shapes) != count or not all(0 <= row.position < count for row in dimensions):
