@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from whence._torch.autograd.switches import SWITCHES, switched
 from whence._torch.elsewhere.attention import AttentionCall, kernel_of
 from whence._torch.elsewhere.target import Elsewhere, spelled
 from whence._torch.versions.grouped_heads import GROUPED_EVERYWHERE
@@ -78,4 +79,13 @@ def test_what_only_the_device_could_tell_is_named() -> None:
     assert kernel_of(call(), bare) == "flash"
     assert "kernels of sm80" in " ".join(bare.presumed)
     kernel_of(call(), named)
-    assert "cuDNN is newer than 9.15" in " ".join(named.presumed)
+    settled = torch.cuda.is_available()  # and known then
+    assert settled or "cuDNN is newer than 9.15" in " ".join(named.presumed)
+
+
+def test_an_order_that_a_device_has_settled_is_for_its_kind() -> None:
+    """As PyTorch leaves it after its first call on sm90."""
+    before = SWITCHES["order of attention"].read()
+    with switched({"order of attention": [3, 1, 2, 0, *before[4:]]}):
+        assert kernel_of(call(), there("cuda:sm80")) == "flash"
+        assert kernel_of(call(), there("cuda:sm90")) == "cudnn"

@@ -75,11 +75,16 @@ def kernel_of(call: AttentionCall, elsewhere: Elsewhere) -> str:
 
 
 def _order(capability: Capability, elsewhere: Elsewhere) -> list[str]:
-    """The order that was set; the usual one begins with cuDNN where that is the fastest."""
+    """The order that was set; the usual one begins with cuDNN where that is the fastest.
+
+    On a device of sm90 PyTorch has settled so for itself, and for no other device.
+    """
     order = [number for number in SWITCHES["order of attention"].read() if number in _NAMES]
     if capability == (9, 0) and tuple(order) == _DEFAULT_ORDER:
         elsewhere.presume("cuDNN is newer than 9.15 there, and comes first for attention on sm90")
         order = list(_CUDNN_FIRST)
+    if capability != (9, 0) and tuple(order) == _CUDNN_FIRST:
+        order = list(_DEFAULT_ORDER)
     return [_NAMES[number] for number in order]
 
 
