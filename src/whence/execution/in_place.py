@@ -104,7 +104,6 @@ class _Placements:
         self.written: set[str] = set()
         self._writable = writable
         self._at = {node: number for number, node in enumerate(graph.nodes)}
-        self._end = len(self._at)
         self._begin = max((at for node, at in self._at.items() if _decides(node)), default=-1)
 
     def is_candidate(self, node: fx.Node) -> bool:
