@@ -83,7 +83,9 @@ def in_place(program: FlatProgram, module: fx.GraphModule) -> InPlace | None:
         writing.rewrite(node)
     (results,) = graph.find_nodes(op="output")[0].args
     given = zip(program.signature.outputs, results, strict=True)
-    placed = {row for row, value in given if rows.get(str(row.of)) is row and _name(value) == str(row.of)}
+    placed = {
+        row for row, value in given if rows.get(str(row.of)) is row and _node_name(value) == str(row.of)
+    }
     if not writing.written:
         return None
     module.recompile()
@@ -92,7 +94,7 @@ def in_place(program: FlatProgram, module: fx.GraphModule) -> InPlace | None:
     )
 
 
-def _name(value: object) -> str | None:
+def _node_name(value: object) -> str | None:
     return value.name if isinstance(value, fx.Node) else None
 
 
@@ -121,13 +123,13 @@ class _Placements:
         written = [node.args[position] for position in traits(twin).mutates if position < len(node.args)]
         if any(twin._schema.arguments[position].name in node.kwargs for position in traits(twin).mutates):
             return
-        pairs = [*_results(node, written)]
+        pairs = [*_written_results(node, written)]
         tensors = [tensor for tensor, _ in pairs]
         if rounds_in_place(node.target, tensors):
             return
         if not pairs or len({*tensors}) < len(tensors) or not all(self._fits(node, *pair) for pair in pairs):
             return
-        roots = [_root(tensor) for tensor in tensors]
+        roots = [_memory_owner(tensor) for tensor in tensors]
         if None in roots or len({*roots}) < len(roots):
             return
         if not all(self._may_be_written(root, node) for root in roots if root is not None):
@@ -137,16 +139,18 @@ class _Placements:
         for tensor, result in pairs:
             if result is not None:
                 result.replace_all_uses_with(tensor)
-        for result in [*_items(node)]:
+        for result in [*_parts_taken(node)]:
             self.graph.erase_node(result)
 
     def _fits(self, node: fx.Node, tensor: fx.Node, result: fx.Node | None) -> bool:
         """Whether a result lies as what would be written, which the operation reads nowhere else."""
         before, now = tensor.meta.get("val"), None if result is None else result.meta.get("val")
         is_alike = result is None or (
-            isinstance(before, Tensor) and isinstance(now, Tensor) and _facts(before) == _facts(now)
+            isinstance(before, Tensor)
+            and isinstance(now, Tensor)
+            and _layout_facts(before) == _layout_facts(now)
         )
-        return is_alike and _count(node, tensor) == 1
+        return is_alike and _reads_of(node, tensor) == 1
 
     def _may_be_written(self, root: fx.Node, node: fx.Node) -> bool:
         """Whether memory is state that changes, or the graph's own, and nobody reads it afterwards."""
@@ -160,18 +164,18 @@ def _decides(node: fx.Node) -> bool:
     return node.target is stays or (node.op == "call_function" and not node.users)
 
 
-def _facts(tensor: Tensor) -> tuple[Any, ...]:
+def _layout_facts(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tensor.device, tuple(tensor.shape), tensor.stride()
 
 
-def _count(node: fx.Node, tensor: fx.Node) -> int:
+def _reads_of(node: fx.Node, tensor: fx.Node) -> int:
     """How often a node reads a tensor."""
     found: list[fx.Node] = []
     fx.map_arg((node.args, node.kwargs), found.append)
     return found.count(tensor)
 
 
-def _results(node: fx.Node, written: Sequence[Any]) -> Iterator[tuple[fx.Node, fx.Node | None]]:
+def _written_results(node: fx.Node, written: Sequence[Any]) -> Iterator[tuple[fx.Node, fx.Node | None]]:
     """What is written, each with the node of its new value, if somebody reads that."""
     schema: Any = node.target
     several = len(schema._schema.returns) > 1
@@ -189,26 +193,26 @@ def _by_position(node: fx.Node) -> dict[int, fx.Node]:
     return {user.args[1]: user for user in node.users if user.target is operator.getitem}  # type: ignore[misc]
 
 
-def _items(node: fx.Node) -> Iterator[fx.Node]:
+def _parts_taken(node: fx.Node) -> Iterator[fx.Node]:
     """The nodes that take results apart, the innermost first."""
     for user in list(node.users):
         if user.target is operator.getitem:
-            yield from _items(user)
+            yield from _parts_taken(user)
             yield user
 
 
-def _root(node: fx.Node) -> fx.Node | None:
+def _memory_owner(node: fx.Node) -> fx.Node | None:
     """The node in whose memory a value lies: an input, or what an operator has made; None if not known."""
-    if node.op == "placeholder" or makes_memory(_source(node).target):
+    if node.op == "placeholder" or makes_memory(_operation_of(node).target):
         return node
     at = traits(node.target).viewed
     source = None if at is None or at >= len(node.args) else node.args[at]
-    return _root(source) if isinstance(source, fx.Node) else None
+    return _memory_owner(source) if isinstance(source, fx.Node) else None
 
 
-def _source(node: fx.Node) -> fx.Node:
+def _operation_of(node: fx.Node) -> fx.Node:
     """The operation of whose results a value is one."""
-    return _source(node.args[0]) if node.target is operator.getitem else node  # type: ignore[arg-type]
+    return _operation_of(node.args[0]) if node.target is operator.getitem else node  # type: ignore[arg-type]
 
 
 def _readers(root: fx.Node) -> Iterator[fx.Node]:

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from whence._torch.operators.cudnn import backward, is_for_cudnn, keeps_dropout_state, laid_out, normalized
+from whence._torch.operators.cudnn import (
+    is_for_cudnn,
+    keeps_dropout_state,
+    normalized,
+    recurrent_backward,
+    recurrent_laid_out,
+)
 from whence._torch.operators.table import said_of
 
 aten = torch.ops.aten
@@ -47,7 +53,7 @@ def test_fakes_lie_as_the_kernel_lays_out(batch_first: bool) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         output = x.new_empty((*x.shape[:2], 6))
         given = (output, hidden, cells, x.new_empty(0, dtype=torch.uint8), None)
-        found = laid_out((x, weights, 4, None, hidden, cells, *sizes), given)
+        found = recurrent_laid_out((x, weights, 4, None, hidden, cells, *sizes), given)
     steps_first = torch.empty(5, 2, 6, device="meta")
     expected = steps_first.transpose(0, 1) if batch_first else steps_first
     assert found[0].stride() == expected.stride()
@@ -60,7 +66,7 @@ def test_gradients_are_those_that_are_asked_for() -> None:
     sizes: tuple[Any, ...] = (3, 6, 0, 2, True, 0.0, True, False, [], None)
     rest = (None, x, None, None, *sizes, x)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        of_input, of_hidden, of_cells, of_weights = backward(
+        of_input, of_hidden, of_cells, of_weights = recurrent_backward(
             x, weights, 4, x, hidden, None, *rest, [True, False, True, True]
         )
     assert (of_hidden, of_cells) == (None, None)

@@ -51,7 +51,7 @@ def by_cudnn(function: Callable[..., Any], *args: Any) -> Any:
     return given[:3] if cells is not None else given[:2]
 
 
-def laid_out(args: tuple[Any, ...], result: Any) -> Any:
+def recurrent_laid_out(args: tuple[Any, ...], result: Any) -> Any:
     """The result with its steps first in memory, and the buffer of weights, of which there is one now."""
     output, *states, buffer = result
     if args[_BATCH_FIRST]:
@@ -61,7 +61,7 @@ def laid_out(args: tuple[Any, ...], result: Any) -> Any:
     return output, *states, buffer
 
 
-def backward(
+def recurrent_backward(
     tensor: Tensor, weights: list[Tensor], _each: int, _buffer: Tensor, states: Tensor, cells: Any, *rest: Any
 ) -> tuple[Any, ...]:
     """Gradients of what they are asked for: of the input, both states, and all weights."""
