@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.cuda.architectures import ARCHITECTURES, Made
 from whence._torch.pytrees import tree_flatten, tree_unflatten
@@ -59,8 +59,3 @@ def random_states(device: str) -> list[Tensor]:
     """Those of the CPU's generator and of the device's."""
     states = [torch.get_rng_state()]
     return states if device == "cpu" else [*states, torch.cuda.get_rng_state()]
-
-
-def gradients(model: nn.Module) -> dict[str, Tensor | None]:
-    """By parameter."""
-    return {name: row.grad for name, row in model.named_parameters()}

@@ -11,16 +11,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import whence
+from tests.checks import differing, gradients
 from tests.cuda.architectures import ARCHITECTURES, Pinned
-from tests.cuda.devices import (
-    DEVICES,
-    deterministic,
-    first_tensor,
-    gradients,
-    made_on,
-    mean_sine,
-    random_states,
-)
+from tests.cuda.devices import DEVICES, deterministic, first_tensor, made_on, mean_sine, random_states
 from whence.demo import GPT, GPTConfig, next_token_loss
 from whence.errors import WhenceError
 
@@ -44,25 +37,14 @@ def test_what_is_captured_there_is_verified(device: str, name: str, training: bo
         assert program.check(model, args, kwargs) == []
 
 
-def trained(run: Run, model: nn.Module, given: tuple[Any, Any], device: str) -> tuple[Any, ...]:
-    """What a forward and a backward leave behind."""
+def trained(run: Run, model: nn.Module, given: tuple[Any, Any], device: str) -> dict[str, Any]:
+    """What a forward and a backward give and leave behind, by name."""
     torch.manual_seed(7)
     result = first_tensor(run(*given[0], **given[1]))
     mean_sine(result).backward()
-    return result.detach(), gradients(model), [*model.buffers()], random_states(device)
-
-
-def differences(left: Any, right: Any) -> list[str]:
-    """Where two of them are not the same bits."""
-    found = [] if torch.equal(left[0], right[0]) else ["output"]
-    for name, theirs in left[1].items():
-        ours = right[1][name]
-        if (ours is None) != (theirs is None) or (ours is not None and not torch.equal(ours, theirs)):
-            found.append(name)
-    same = all(
-        torch.equal(one, other) for kind in (2, 3) for one, other in zip(left[kind], right[kind], strict=True)
-    )
-    return found if same else [*found, "buffers or random states"]
+    states = {f"random state {number}": held for number, held in enumerate(random_states(device))}
+    buffers = {f"buffer {name}": held for name, held in model.named_buffers()}
+    return {"output": result.detach(), **gradients(model), **buffers, **states}
 
 
 @pytest.mark.parametrize("way", ["module", "unflatten"])
@@ -76,8 +58,8 @@ def test_a_module_trains_as_the_model(device: str, name: str, backward: bool, wa
     model, args, kwargs = runs[3]
     program = whence.capture(model, args, kwargs, backward=backward)
     ours = trained(getattr(program, way)(), model, (args, kwargs), device)
-    unsteady = {name for other in eager[1:] for name in differences(eager[0], other)}
-    assert set(differences(eager[0], ours)) <= unsteady
+    unsteady = {name for other in eager[1:] for name in differing(eager[0], other)}
+    assert set(differing(eager[0], ours)) <= unsteady
 
 
 class Dropping(nn.Module):

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, Optimizer, RMSprop
 
 import whence
+from tests.checks import differing
 from tests.cuda.devices import DEVICES, deterministic
 from whence.demo import GPT, GPTConfig, next_token_loss
 
@@ -60,15 +61,6 @@ def kept(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     return found
 
 
-def same(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
-    """The names of what differs."""
-    return [
-        name
-        for name, value in left.items()
-        if not (torch.equal(value, right[name]) if isinstance(value, Tensor) else value == right[name])
-    ]
-
-
 def compared(device: str, make: Made, steps: Any) -> None:
     """Four steps beside those of eager mode."""
     (model, optimizer, ids), (eager, theirs, _) = small(device, make), small(device, make)
@@ -77,7 +69,7 @@ def compared(device: str, make: Made, steps: Any) -> None:
         run, step = program.bind(model, optimizer), steps(eager, theirs)
         for _ in range(4):
             assert torch.equal(run(ids), step(ids))
-            assert same(kept(eager, theirs), kept(model, optimizer)) == []
+            assert differing(kept(eager, theirs), kept(model, optimizer)) == []
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -122,7 +114,7 @@ def test_gradients_that_are_scaled(device: str, dtype: torch.dtype) -> None:
         run, reference = program.bind(model, optimizer), scaled(eager, theirs)
         for _ in range(4):
             assert torch.equal(run(ids), reference(ids))
-            assert same(kept(eager, theirs), kept(model, optimizer)) == []
+            assert differing(kept(eager, theirs), kept(model, optimizer)) == []
     assert scalers[0].state_dict() == scalers[1].state_dict()
 
 

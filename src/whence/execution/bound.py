@@ -75,12 +75,10 @@ class Bound:
         module = _in_its_grad_modes(self.program)
         self._graph = with_code(module).forward  # past hooks for all modules
         self._placing = Placing(self.program, module)
-        self._fakes = {
-            node.name: node.meta["val"] for node in self.program.graph.find_nodes(op="placeholder")
-        }
-        self._tensors = {name: fake for name, fake in self._fakes.items() if isinstance(fake, Tensor)}
+        values = ((node.name, node.meta["val"]) for node in self.program.graph.find_nodes(op="placeholder"))
+        self._fakes = {name: fake for name, fake in values if isinstance(fake, Tensor)}
         is_fixed = self.program.convention.sizes is None
-        self._layouts = {name: described_at(fake, {}) for name, fake in self._tensors.items() if is_fixed}
+        self._layouts = {name: described_at(fake, {}) for name, fake in self._fakes.items() if is_fixed}
         self._own = certainly_own(self.program)
         self._decides = any(node.target is stays for node in self.program.graph.nodes)
         UsageError.refuse(_faults_of_state(self.program, self._subject, self.optimizer))
@@ -285,7 +283,7 @@ class Bound:
     def _arguments(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
         """The inputs in order, in the memory layout of the capture."""
         keeps = self._is_forward
-        layouts = self._layouts or {name: described_at(fake, sizes) for name, fake in self._tensors.items()}
+        layouts = self._layouts or {name: described_at(fake, sizes) for name, fake in self._fakes.items()}
         return [
             laid_out(value if keeps else value.detach(), layouts[name])
             if isinstance(value, Tensor)

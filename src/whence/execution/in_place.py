@@ -81,21 +81,13 @@ def in_place(program: FlatProgram, module: fx.GraphModule) -> InPlace | None:
     writing = _Placements(graph, frozenset(rows))
     for node in [node for node in graph.nodes if writing.is_candidate(node)]:
         writing.rewrite(node)
-    (results,) = graph.find_nodes(op="output")[0].args
-    given = zip(program.signature.outputs, results, strict=True)
-    placed = {
-        row for row, value in given if rows.get(str(row.of)) is row and _node_name(value) == str(row.of)
-    }
     if not writing.written:
         return None
+    results: Any = graph.output_node().args[0]
+    given = zip(program.signature.outputs, results, strict=True)
+    placed = {row.name for row, value in given if rows.get(str(row.of)) is row and str(value) == row.of}
     module.recompile()
-    return InPlace(
-        with_code(module).forward, frozenset(writing.written), frozenset(row.name for row in placed)
-    )
-
-
-def _node_name(value: object) -> str | None:
-    return value.name if isinstance(value, fx.Node) else None
+    return InPlace(with_code(module).forward, frozenset(writing.written), frozenset(placed))
 
 
 class _Placements:

@@ -1,6 +1,7 @@
 """New values and gradients of a run, each in memory of its own: what is written must not change another."""
 
 import operator
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
@@ -22,16 +23,16 @@ def certainly_own(program: FlatProgram) -> frozenset[str]:
 
     A new value is copied from there; a gradient is kept, and must not be seen through anything else.
     """
-    (results,) = program.graph.find_nodes(op="output")[0].args
-    nodes: dict[str, fx.Node] = {node.name: node for node in results if isinstance(node, fx.Node)}
+    results: Any = program.graph.output_node().args[0]
+    shown = Counter(node for node in results if isinstance(node, fx.Node))
+    nodes = {node.name: node for node in shown}
     rows = [(row, nodes.get(str(row.node))) for row in program.signature.outputs if row.kind in _PUT]
-    shown = [node for node in results if isinstance(node, fx.Node)]
     return frozenset(
         row.name
         for row, node in rows
         if node is not None
         and _is_fresh(node)
-        and (row.kind is OutputKind.MUTATION or (shown.count(node) == 1 and _is_seen_through_nothing(node)))
+        and (row.kind is OutputKind.MUTATION or (shown[node] == 1 and _is_seen_through_nothing(node)))
     )
 
 
