@@ -207,13 +207,23 @@ def test_other_arguments_and_switches_miss(tmp_path: Path, captures: list[object
         lambda m, model: model.bias.__setitem__(0, torch.zeros(4)),
         lambda m, _: setattr(m.helper_of_cache, "scaled", lambda x: x - 1),
         lambda m, _: setattr(m.Model, "forward", lambda self, x: x),
+        lambda m, _: setattr(m, "range", lambda count: range(count + 1)),
+        lambda *_: setattr(nn.functional, "linear", lambda x, *_: x),
     ],
-    ids=["a global", "an attribute", "an item", "a tensor in a list", "a function", "a method"],
+    ids=(
+        *("a global", "an attribute", "an item", "a tensor in a list", "a function", "a method"),
+        *("a variable that covers a builtin", "a function of PyTorch's"),
+    ),
 )
 def test_changed_values_and_functions_miss(
-    change: Callable[[Any, Any], None], code: Any, tmp_path: Path, captures: list[object]
+    change: Callable[[Any, Any], None],
+    code: Any,
+    tmp_path: Path,
+    captures: list[object],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Variables, attributes, what lists hold, and code that was replaced."""
+    monkeypatch.setattr(nn.functional, "linear", nn.functional.linear)
     torch.manual_seed(0)
     model = code.Model()
     whence.cached(model, (X,), directory=tmp_path / "kept")

@@ -41,7 +41,7 @@ def halve(module: nn.Module, args: object, output: Tensor) -> Tensor:
 
 
 PAGE = """\
-59 guards
+61 guards
 
 Classifier · the model
   code of forward · training mode · no hooks
@@ -76,6 +76,8 @@ _BatchNorm · a base class
 
 variables
   global SCALE             0.5  LINE
+  replaced functions of PyTorch and Python ()
+  variables with names of Python's own ()
   functions                global halve
 
 inputs

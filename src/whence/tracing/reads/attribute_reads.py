@@ -242,9 +242,10 @@ class Reads:
         self._rows.clear()
         objects, left = tuple(self._objects), self._left
         self._left = Left()
-        variables = tuple(row for row in self._variables if not _was_filled(row[0]))
-        self._variables = ()
         named = frozenset(self.reachable.names)
+        variables = tuple(row for row in self._variables if not _was_filled(row[0]))
+        variables += tuple((row, None) for row in self.reachable.called.guarded_rows(named | self.spelled))
+        self._variables = ()
         held = (subject.call, subject.roots, self._modules, objects, rows, left, variables)
         return Observed(*held, named, named | self.spelled)
 

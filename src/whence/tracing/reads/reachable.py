@@ -44,12 +44,10 @@ from whence.dependence.code import (
     compares_identity,
     defaults_of,
     function_in,
-    globals_compared,
     globals_in,
     globals_within,
     imported,
     names_in,
-    numbers_matched,
     tells_apart,
     texts_in,
 )
@@ -72,13 +70,15 @@ from whence.dependence.snapshots import (
     is_iterator,
     save,
 )
-from whence.errors import Place, SideEffect, UnsupportedOperator
+from whence.errors import SideEffect
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
 from whence.tracing.reads.code_words import CodeWords
 from whence.tracing.reads.held_values import as_found, of_context, spelled_in
 from whence.tracing.reads.named_values import NamedValues, beginning, is_plain
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
+from whence.tracing.reads.own_functions import CalledByName
+from whence.tracing.reads.refused_code import iterated, refuse_compared, refuse_matched
 
 _ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)
 _ENTERED = frozenset(
@@ -129,6 +129,7 @@ class Reachable:
         self.readers: dict[int, Reader] = {}
         self.sources = sources
         self.names, self.texts = set[str](), set[str]()
+        self.called = CalledByName(is_user)
         self._named = NamedValues(is_user, is_inside)
         self._owned: list[tuple[Saved, Source]] = []
         self._contexts: list[tuple[Saved, Source]] = []
@@ -146,6 +147,7 @@ class Reachable:
             function = function.func
         if type(function) is not FunctionType:
             return
+        self.called.function(function.__code__)
         self._function(function, function.__name__, _DEEP, self._held_words(function, value))
         owner = type(value.__self__) if type(value) is MethodType else None
         if owner is not None and self._is_new(("called", owner, function), function):
@@ -192,8 +194,8 @@ class Reachable:
         for each in inner:
             names |= names_in(each)
         self._note_words(names, inner)
-        _refuse_compared(function, inner)
-        _refuse_matched(code, inner if self.has_symbols else ())
+        refuse_compared(function, inner)
+        refuse_matched(code, inner if self.has_symbols else ())
         self.sources.spelled(names)
         for row in self._save(path, function, (code, path)):
             self._inside(row, (code, path), names, depth - 1)
@@ -224,7 +226,8 @@ class Reachable:
     def _variable(
         self, namespace: dict[str, Any], name: str, reader: Reader, names: frozenset[str], depth: int
     ) -> None:
-        is_python_s = name not in namespace and hasattr(builtins, name)
+        if is_python_s := name not in namespace and hasattr(builtins, name):
+            self.called.in_file(namespace, name)
         if self.sources.answers_for(namespace, name) or is_python_s:
             return
         if not self._is_new((id(namespace), name), namespace):
@@ -263,7 +266,7 @@ class Reachable:
         """Look at a thing that the model holds; `but` is what is looked at elsewhere."""
         if is_iterator(value):
             _, line = place()
-            raise _iterated(str(path), value, None if line is None else str(line))
+            raise iterated(str(path), value, None if line is None else str(line))
         if self._is_new(id(value), value):
             rows = [row for row in save(str(path), value) if row.kind is not but]
             slots = [(f"{path}.{name}", held) for name, held in content_of_slots(value).items()]
@@ -302,7 +305,7 @@ class Reachable:
         elif issubclass(kind, type):
             self._class(value, reader[0], names, depth)
         elif is_iterator(value):
-            raise _iterated(path, value, line_of(reader))
+            raise iterated(path, value, line_of(reader))
         else:
             self._look_inside(value, path, reader, names, depth)
 
@@ -464,37 +467,3 @@ def _is_followed(kind: type) -> bool:
         return True
     package = kind.__module__.partition(".")[0]
     return package in _OF_PYTHON or not is_library(kind.__module__)
-
-
-def _refuse_compared(function: FunctionType, inner: Iterable[CodeType]) -> None:
-    """Raise where code asks of something whether it is a tensor that a variable holds."""
-    code = function.__code__
-    for name, line in (row for each in inner for row in globals_compared(each)):
-        if isinstance(function.__globals__.get(name), Tensor):
-            raise SideEffect(
-                f"the model asks of something whether it is the tensor `{name}`",
-                where=Place(line=str(Source(code.co_filename, line, code.co_qualname))),
-                why="a capture runs on fake tensors, and none of them is that one; no run would look again",
-                remedy="pass in what it decides, as a flag; or compare with an object that is no tensor",
-            )
-
-
-def _refuse_matched(code: CodeType, inner: Iterable[CodeType]) -> None:
-    """Raise where a pattern asks for a class that is another one of what stands for a number."""
-    for name, line in (row for each in inner for row in numbers_matched(each)):
-        raise UnsupportedOperator(
-            f"the pattern `case {name}()` asks a number for its class",
-            where=Place(line=str(Source(code.co_filename, line, code.co_qualname))),
-            why="Python looks at classes itself there, and a size that may vary has one of PyTorch's",
-            remedy=f"write `if isinstance(number, {name}):` in its place, or capture with fixed sizes",
-        )
-
-
-def _iterated(path: str, value: object, line: str | None) -> SideEffect:
-    return SideEffect(
-        f"the model reads `{path}`, a {type(value).__name__}, while it runs",
-        where=Place(line=line),
-        why="what is taken from an iterator is gone, and cannot be given back after the capture; a program "
-        "would have it as a constant, the same in every run",
-        remedy="take from it outside of the model, and pass in what comes",
-    )

@@ -32,6 +32,7 @@ from whence.interop.archive.records.reached import Way, at_the_end, reached_from
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly, Said, Unfound
 from whence.tracing.reads.held_values import default_of, part_behind, result_alone, value_at
+from whence.tracing.reads.own_functions import covered, replaced
 from whence.tracing.target.caches import of_caches
 
 _CONTENT = "cell_contents"
@@ -448,7 +449,10 @@ _FUNCTIONS: Mapping[Any, str] = MappingProxyType(
 )
 """Steps that are a function alone, and what they are called in a file."""
 _BY_ONE_WORD = MappingProxyType(
-    {static_attribute: "held", part_behind: "behind", default_of: "default", value_at: "value"}
+    {
+        **{static_attribute: "held", part_behind: "behind", default_of: "default", value_at: "value"},
+        **{replaced: "replaced", covered: "covered"},
+    }
 )
 """Steps that are one function with one keyword, and what they are called in a file."""
 _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
@@ -466,6 +470,8 @@ _STEPS: Mapping[str, Callable[[str], Callable[[Any], Any]]] = MappingProxyType(
         "default": lambda position: partial(default_of, default=int(position)),
         "value": lambda position: partial(value_at, position=int(position)),
         "held": lambda name: partial(static_attribute, name=name),
+        "replaced": lambda names: partial(replaced, names=names),
+        "covered": lambda names: partial(covered, names=names),
     }
 )
 _KNOWN: Mapping[str, type] = MappingProxyType({class_name(kind): kind for kind in _CORE})

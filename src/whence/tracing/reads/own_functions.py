@@ -1,0 +1,235 @@
+"""Functions of PyTorch's and Python's that code calls by name: does anything else stand in their place?
+
+Nobody who writes a model writes their code, so no guard looks at each. One row says of all names that a
+model spells that they are what they were when whence was loaded (`torch.nn.functional.linear = ...` is how
+libraries put their own there), and one that no variable of a file covers a name of Python's (`len = ...`).
+"""
+
+import builtins
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from itertools import chain
+from operator import is_, itemgetter
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    MappingProxyType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+)
+from typing import Any, NamedTuple
+
+import torch
+
+from whence._torch.files import TORCH, WHENCE, is_standard_library
+from whence._torch.observe.attribute_reads import NOTHING
+from whence.dependence.code import codes_in
+from whence.dependence.snapshots import content_of_cell
+from whence.program.arguments.optimizer_arguments import Outside
+
+_MODULES = (
+    *(torch, torch.nn.functional, torch.linalg, torch.fft, torch.special, torch.autograd, torch.func),
+    *(torch.utils.checkpoint, builtins),
+)
+_TABLES: Mapping[str, tuple[Mapping[str, Any], ...]] = MappingProxyType(
+    {
+        **{each.__name__: (vars(each),) for each in _MODULES},
+        "torch.Tensor": tuple(vars(base) for base in torch.Tensor.__mro__[:-1]),
+    }
+)
+"""Where code finds them: the variables of a file, or what a class and its bases hold."""
+_OF_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
+_OPERATORS = frozenset(
+    f"__{side}{name}__"
+    for name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
+    for side in ("", "r", "i")
+) | {"__getitem__", "__setitem__", "__neg__", "__invert__", "__eq__", "__ne__", "__lt__", "__gt__"}
+"""Methods of tensors that code calls without naming them."""
+_FOR_PEOPLE = frozenset({"print", "input", "help", "open", "breakpoint", "_"})
+"""What programs that show things to people put their own in the place of."""
+
+
+def _answering(table: str, name: str) -> Any:
+    return next((held[name] for held in _TABLES[table] if name in held), NOTHING)
+
+
+def _if_own(table: str, held: object) -> Any:
+    """A function if it is PyTorch's or Python's, `NOTHING` if somebody put another there before whence came,
+    and None for all else."""
+    if isinstance(held, FunctionType):
+        file = held.__code__.co_filename
+        return held if file.startswith(TORCH) else None if is_standard_library(file) else NOTHING
+    if isinstance(held, type):
+        return held if table == builtins.__name__ and not issubclass(held, BaseException) else None
+    return held if isinstance(held, _OF_C) else None
+
+
+def _own_functions(table: str) -> Mapping[str, Any]:
+    rows = ((name, _if_own(table, _answering(table, name))) for name in {*chain(*_TABLES[table])})
+    return MappingProxyType({name: own for name, own in rows if own is not None})
+
+
+_OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType({table: _own_functions(table) for table in _TABLES})
+"""What there was when whence was loaded."""
+_FUNCTIONAL = _OWN["torch.nn.functional"]
+_INSIDE = ("torch", "torch.nn.functional", "torch.Tensor")
+"""Where the functions of `torch.nn.functional` find what they name."""
+
+
+class _Name(NamedTuple):
+    table: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.table}.{self.name}"
+
+    @property
+    def own(self) -> Any:
+        """What was there when whence was loaded; `NOTHING` where that was no function of theirs."""
+        return _OWN[self.table].get(self.name, NOTHING)
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another thing is there, but for what a capture puts there for its time."""
+        held = _answering(self.table, self.name)
+        return held is not self.own and not _is_of_a_capture(held)
+
+
+@dataclass(frozen=True)
+class _OwnFunctions:
+    """Names in one namespace, compared at once: checks do it before each run.
+
+    In `above`, the namespaces that are asked before, none of the names may be.
+    """
+
+    namespace: Mapping[str, Any]
+    above: tuple[Mapping[str, Any], ...]
+    names: tuple[str, ...]
+    own: tuple[Any, ...]
+
+    @classmethod
+    def all_of(cls, names: Sequence[_Name]) -> "Iterator[_OwnFunctions]":
+        """All of the names that were there when whence was loaded."""
+        for table, namespaces in _TABLES.items():
+            left = [each for each in names if each.table == table]
+            for position, namespace in enumerate(namespaces):
+                here = [each for each in left if each.name in namespace]
+                left = [each for each in left if each not in here]
+                if here:
+                    spelled, own = zip(*((each.name, each.own) for each in here), strict=True)
+                    yield cls(namespace, namespaces[:position], spelled, own)
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether there is what was there."""
+        now = map(self.namespace.get, self.names)
+        return all(map(is_, now, self.own)) and all(map(self._is_free, self.above))
+
+    def _is_free(self, above: Mapping[str, Any]) -> bool:
+        return above.keys().isdisjoint(self.names)
+
+
+class CalledByName:
+    """Collects the names by which a model may call functions of PyTorch's and Python's; `is_user` knows the
+    user's code, whose names are collected elsewhere.
+    """
+
+    def __init__(self, is_user: Callable[[CodeType], bool]) -> None:
+        self._is_user = is_user
+        self._of_libraries: set[str] = set()
+        self._of_files: defaultdict[str, set[str]] = defaultdict(set)
+
+    def function(self, code: CodeType) -> None:
+        """Code is about to run: that of `torch.nn.Linear.forward`, for one."""
+        if not self._is_user(code):
+            self._of_libraries.update(code.co_names)
+
+    def in_file(self, namespace: Mapping[str, Any], name: str) -> None:
+        """Code of a file has a name of Python's."""
+        if name in _OWN[builtins.__name__]:
+            self._of_files[str(namespace.get("__name__"))].add(name)
+
+    def guarded_rows(self, spelled: Set[str]) -> Iterator[Outside]:
+        """What stands for functions whose names are spelled, and for names of Python's in files.
+
+        Where something does already, it is compared for itself.
+        """
+        words = spelled | self._of_libraries | _OPERATORS
+        names = sorted({*chain.from_iterable(map(_leading_to, words - _FOR_PEOPLE))})
+        yield _guarded_row("replaced functions of PyTorch and Python", replaced, map(str, names))
+        if self._of_files:
+            files = (f"{file}:{','.join(sorted(names))}" for file, names in sorted(self._of_files.items()))
+            yield _guarded_row("variables with names of Python's own", covered, files)
+        for each in (each for each in names if each.is_replaced):
+            held = next(namespace for namespace in _TABLES[each.table] if each.name in namespace)
+            yield Outside(str(each), held, (itemgetter(each.name),), held[each.name])
+
+
+def _guarded_row(path: str, look: Callable[..., Any], names: Iterable[str]) -> Outside:
+    step = partial(look, names=" ".join(names))
+    return Outside(path, sys.modules, (step,), step(sys.modules))
+
+
+def replaced(_modules: object, names: str) -> tuple[str, ...]:
+    """Those of the names, with spaces between them, under which there is another function now."""
+    rows, groups = _parsed(names)
+    if all(each.is_untouched for each in groups):
+        return ()
+    return tuple([str(each) for each in rows if each.is_replaced])
+
+
+def covered(modules: Mapping[str, Any], names: str) -> tuple[str, ...]:
+    """Those names of Python's, as `file:name,name file:name`, that are variables of the file now."""
+    rows = ((file, name) for file, spelled in _names_by_file(names) for name in spelled)
+    return tuple([f"{file}.{name}" for file, name in rows if _is_variable(modules.get(file), name)])
+
+
+def _is_variable(module: object, name: str) -> bool:
+    held = getattr(module, "__dict__", {}).get(name, NOTHING)
+    return held is not NOTHING and not _is_of_a_capture(held)
+
+
+@lru_cache(maxsize=256)
+def _parsed(names: str) -> tuple[tuple[_Name, ...], tuple[_OwnFunctions, ...]]:
+    split = (name.rpartition(".") for name in names.split())
+    rows = tuple(_Name(table, name) for table, _, name in split if table in _TABLES)
+    return rows, tuple(_OwnFunctions.all_of(rows))
+
+
+@lru_cache(maxsize=256)
+def _names_by_file(names: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    rows = (name.rpartition(":") for name in names.split())
+    return tuple((file, tuple(spelled.split(","))) for file, _, spelled in rows)
+
+
+@lru_cache(maxsize=4096)
+def _leading_to(spelled: str) -> frozenset[_Name]:
+    """The functions of a name, and those that functions of `torch.nn.functional` name themselves."""
+    found, waiting = {_Name(table, spelled) for table, own in _OWN.items() if spelled in own}, [spelled]
+    while waiting:
+        for name in _names_within(_FUNCTIONAL.get(waiting.pop())):
+            rows = {_Name(table, name) for table in _INSIDE if name in _OWN[table]}
+            waiting += () if rows <= found else (name,)
+            found |= rows
+    return frozenset(found)
+
+
+def _names_within(function: object) -> Iterator[str]:
+    """The names in a function's code, and in that of functions around which it was made."""
+    if isinstance(function, FunctionType):
+        inner = map(content_of_cell, function.__closure__ or ())
+        for each in (function, *(held for held in inner if isinstance(held, FunctionType))):
+            yield from chain.from_iterable(code.co_names for code in codes_in(each.__code__))
+
+
+def _is_of_a_capture(held: Any) -> bool:
+    """Whether a capture that goes on has put it there."""
+    while isinstance(held, partial):
+        held = held.func
+    code = getattr(held, "__code__", None)
+    is_ours = isinstance(code, CodeType) and code.co_filename.startswith(WHENCE)
+    return is_ours or type(held).__module__.startswith("whence.")
