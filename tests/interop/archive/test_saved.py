@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import json
 import subprocess
 import sys
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +26,7 @@ import whence
 from tests import checks
 from tests.interop.archive.mutations import members, with_data
 from tests.interop.archive.programs import KINDS, X, content, layered, program, sine, through_file
-from tests.models import MODEL_CASES, ModelCase
+from tests.models import MODEL_CASES, ModelCase, case
 from tests.sameness import differences
 from tests.tracing.attribution.test_wrapper_subclasses import doubled
 from tests.tracing.steps.small import batch, small, zero_first
@@ -113,6 +115,25 @@ def test_table_of_models(model: ModelCase, mode: str, tmp_path: Path) -> None:
     module, args, kwargs = model.make()
     bound = through_file(before, tmp_path, weights=False, model=module)
     assert bound.check(module, args, kwargs) == []
+
+
+@pytest.mark.parametrize("name", ["vit", "spectral_norm"])
+def test_programs_are_saved_when_their_model_is_gone(name: str, tmp_path: Path) -> None:
+    """What guards compare is found from classes, and those that were made for a model by their modules."""
+    row = case(name)
+
+    def captured() -> whence.Program:
+        model, args, kwargs = row.make()
+        return whence.capture(model, args, kwargs, backward=checks.backward_of(row, "loss"))
+
+    before = captured()
+    gc.collect()
+    assert before.guards.of is not None and before.guards.of.target() is None
+    module, args, kwargs = row.make()
+    bound = through_file(before, tmp_path, weights=False, model=module)
+    assert bound.check(module, args, kwargs) == []
+    alone = bound.with_changes(guards=replace(bound.guards, settled=None))
+    assert alone.check(module, args, kwargs) == []
 
 
 def _seeded(model: ModelCase, tree: nn.Module) -> Any:

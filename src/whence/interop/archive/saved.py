@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_type_hints
@@ -31,11 +32,13 @@ from whence.interop.archive.records.checked import (
 )
 from whence.interop.archive.records.forms import Form, form_of
 from whence.interop.archive.records.names import Described, LoadedNames
+from whence.interop.archive.records.reached import Way
 from whence.interop.archive.records.reading import Reader
 from whence.interop.archive.records.writing import Writer
 from whence.interop.archive.results import otherwise
 from whence.program import FlatProgram
-from whence.program.names import Said
+from whence.program.guards.rows import Holder
+from whence.program.names import NamedOnly, Said
 from whence.program.replay import Replays
 from whence.program.signature import Part
 from whence.program.state import bound_state
@@ -129,13 +132,22 @@ def _stored(program: FlatProgram, *, weights: bool) -> Mapping[str, Tensor]:
 
 
 def _described_by_name(program: FlatProgram) -> Described:
-    classes = dict.fromkeys(holder.type for holder in program.guards.holders)
+    classes = {holder.type: _way_to_class(holder) for holder in program.guards.holders[::-1]}
     functions = (
         () if program.step is None else (*wrappers_of(program.step.call), *functions_of(program.step.call))
     )
     model = None if program.guards.of is None else program.guards.of.target()
     tensors = {id(held): name for name, held in program.state.items()}
-    return Described(tensors, tuple(classes), functions, model, program.guards.said or Said())
+    return Described(tensors, classes, functions, model, program.guards.said or Said())
+
+
+def _way_to_class(holder: Holder) -> Way:
+    """Where the class of a module is in its model, which may be gone; empty for that of another object, and
+    for what a file calls a class.
+    """
+    names = holder.path.split(".") if holder.path else []
+    way = chain.from_iterable(("_modules", name) for name in names)
+    return (*way, "__class__") if holder.is_module and not issubclass(holder.type, NamedOnly) else ()
 
 
 # --- and back ----------------------------------------------------------------------------------------

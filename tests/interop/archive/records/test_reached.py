@@ -161,7 +161,7 @@ def test_functions_of_closures_are_compared(made: Callable[[], nn.Module], tmp_p
     for live in (model, made()):
         after = whence.load(tmp_path / "p.whence", model=live)
         assert str(after.guards) == str(program.guards) and after.check(live, (X,)) == []
-        for cell in [thing for thing, _ in reached_from(live) if isinstance(thing, CellType)]:
+        for cell in [thing for thing, _ in reached_from([(live, ())]) if isinstance(thing, CellType)]:
             held = cell.cell_contents
             if (
                 other := OTHERS.get(type(held), held.double() if isinstance(held, Tensor) else None)
@@ -186,7 +186,7 @@ def test_a_loaded_program_is_saved_in_the_same_words(
     assert json.loads(first["program.json"]) == json.loads(second["program.json"])
     again = whence.load(tmp_path / "second", model=model)
     assert again.check(model, (X,)) == []
-    for cell in [thing for thing, _ in reached_from(model) if isinstance(thing, CellType)]:
+    for cell in [thing for thing, _ in reached_from([(model, ())]) if isinstance(thing, CellType)]:
         held = cell.cell_contents
         if (other := OTHERS.get(type(held))) is not None:
             cell.cell_contents = other
@@ -208,10 +208,12 @@ def test_they_are_found_again(
 def test_a_way_leads_back() -> None:
     """To the very thing; nowhere where it is gone."""
     model = of_an_object()
-    for thing, way in reached_from(model):
+    for thing, way in reached_from([(model, ())]):
         assert at_the_end(model, way) is thing
     (way,) = (
-        way for thing, way in reached_from(model) if isinstance(thing, FunctionType) and way[-1] == "function"
+        way
+        for thing, way in reached_from([(model, ())])
+        if isinstance(thing, FunctionType) and way[-1] == "function"
     )
     vars(model.function).clear()
     assert at_the_end(model, way) is not model
@@ -229,4 +231,4 @@ def test_nothing_of_the_users_runs_on_the_way() -> None:
             raise AssertionError
 
     vars(model := Calling(None))["function"] = Loud()
-    assert any(thing is Loud for thing, _ in reached_from(model))
+    assert any(thing is Loud for thing, _ in reached_from([(model, ())]))

@@ -44,8 +44,8 @@ _CORE = (
 _NO_OBJECTS = (FunctionType, ModuleType, type, *PLAIN)
 _FUNCTION = "__func__"
 """Behind the name of a static method: the function, where a class holds what wraps it."""
-MODEL = "model"
-"""The root of a way that begins at what was captured."""
+MODEL, CLASS = "model", "class"
+"""The roots of ways that begin at what was captured, and at a class that has a name."""
 Names = tuple[str, ...]
 
 
@@ -53,6 +53,10 @@ def class_name(kind: type) -> str:
     """Where a class is; one that C++ made under another name (`_SDPBackend`) is where its short one leads."""
     name, short = f"{kind.__module__}:{kind.__qualname__}", f"{kind.__module__}:{kind.__name__}"
     return short if looked_up(name) is NOTHING and looked_up(short) is kind else name
+
+
+def _is_found_by_name(kind: type) -> bool:
+    return looked_up(class_name(kind)) is kind
 
 
 def looked_up(name: str) -> Any:
@@ -99,13 +103,14 @@ def _print_of(thing: Any) -> str | None:
 
 @dataclass
 class Described:
-    """Describes things outside a program for a file; `tensors` are names of state by identity, `classes`
-    those that guards speak of, `functions` those of a step, and `model` what was captured, while it lives.
+    """Describes things outside a program for a file; `tensors` are names of state by identity, `functions`
+    those of a step, and `model` what was captured, while it lives. `classes` are those that guards speak of,
+    with the way to where the model has a module of one.
 
     What was read from a file is said in its words, which are `said`."""
 
     tensors: Mapping[int, str]
-    classes: Iterable[type] = ()
+    classes: Mapping[type, Way] = field(default_factory=dict)
     functions: Iterable[FunctionType] = ()
     model: Any = None
     said: Said = field(default_factory=Said)
@@ -143,8 +148,8 @@ class Described:
             return ["environment"]
         if value is sys.modules:
             return ["modules"]
-        if isinstance(value, type) and looked_up(class_name(value)) is value:
-            return ["class", class_name(value)]
+        if isinstance(value, type) and _is_found_by_name(value):
+            return [CLASS, class_name(value)]
         if isinstance(value, FunctionType) and (name := name_of(value)) is not None:
             return ["function", name]
         module = dict.get(value, "__name__") if isinstance(value, dict) else None
@@ -163,9 +168,16 @@ class Described:
 
         Functions are those of the classes and of a step, those whose names their code spells, and those in
         their cells. Objects that these have by a name, and what these hold, are reached from their files.
-        What no name leads to is reached from the model.
+        What no name leads to is reached from the classes that guards speak of, which outlive the model, and
+        else from the model.
         """
-        reached = [*reached_from(self.model)]
+        reached = [*reached_from([(self.model, ())])]
+        named_classes = [(kind, (class_name(kind),)) for kind in self.classes if _is_found_by_name(kind)]
+        of_classes = {
+            id(thing): [CLASS, *way]
+            for thing, way in reached_from(named_classes)
+            if not isinstance(thing, type)
+        }
         found: dict[int, list[str]] = {}
         waiting: list[tuple[FunctionType, Names]] = [
             (function, (name,)) for kind in self.classes for name, function in _functions_of(kind)
@@ -190,7 +202,9 @@ class Described:
         functions = {id(each): each for each in (*held, *(function for function, _ in waiting))}
         objects = (row for function in functions.values() for row in _objects_of(function))
         named = {id(thing): ["module", *way] for way, thing in objects}
-        return {**named, **{id(thing): [MODEL, *way] for thing, way in reached}, **found}
+        of_model = {id(kind): [MODEL, *way] for kind, way in self.classes.items() if way}
+        of_model |= {id(thing): [MODEL, *way] for thing, way in reached}
+        return {**named, **of_model, **of_classes, **found}
 
 
 def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
@@ -419,7 +433,7 @@ class LoadedNames:
             case "module":
                 return at_the_end(_namespace(names[0]) or NOTHING, tuple(names[1:]))
             case "class":
-                return looked_up(names[0])
+                return at_the_end(looked_up(names[0]), tuple(names[1:]))
             case "function":
                 return function_in(looked_up(names[0])) or NOTHING
             case "globals":

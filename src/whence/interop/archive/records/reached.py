@@ -1,4 +1,4 @@
-"""What a model leads to, each thing with its way there: a file says so of what no name leads to.
+"""What a model, or a class, leads to, each thing with its way there: a file says so of what no name leads to.
 
 A way is a row of names: attributes, keys, positions, and variables that functions close over. Nothing of the
 user's runs on it.
@@ -21,9 +21,9 @@ _MOST = 100_000
 _CLASS, _CONTENT = "__class__", "cell_contents"
 
 
-def reached_from(model: Any) -> Iterator[tuple[Any, Way]]:
-    """Everything that is reached, what is nearest first, each thing once."""
-    waiting: deque[tuple[Any, Way]] = deque([(model, ())])
+def reached_from(roots: Iterable[tuple[Any, Way]]) -> Iterator[tuple[Any, Way]]:
+    """Everything that is reached, what is nearest to one of the roots first, each thing once."""
+    waiting = deque(roots)
     seen = set[int]()
     while waiting and len(seen) < _MOST:
         thing, way = waiting.popleft()
