@@ -138,16 +138,21 @@ class Further(nn.Module):
         return x.to("cuda:1") + 1
 
 
-class Casting(nn.Module):
-    """Chooses its dtype on the device."""
+class Recurrent(nn.Module):
+    """Casts a recurrent network's weights into a buffer of cuDNN's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = nn.LSTM(4, 4)
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast(x.device.type, dtype=torch.bfloat16):
-            return x @ x.t()
+            results: Tensor = self.steps(x)[0]
+            return results
 
 
 @pytest.mark.parametrize(
-    ("model", "words"), [(Further(), "something on cuda:1"), (Casting(), "autocast('cuda')")]
+    ("model", "words"), [(Further(), "something on cuda:1"), (Recurrent(), "lstm under autocast")]
 )
 def test_what_is_not_known_there_is_refused(model: nn.Module, words: str) -> None:
     """Naming the line."""

@@ -17,11 +17,11 @@ from whence._torch.elsewhere.kernels import RULES, UNSAID, There
 from whence._torch.elsewhere.target import Elsewhere
 from whence._torch.fakes import DEVICE
 from whence._torch.operators.composites import calls_composites, in_sight
+from whence._torch.operators.cudnn import is_for_cudnn
 from whence._torch.patching import patched
 from whence._torch.record.annotations import note_function
 from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.recorder import Recorder, RecordingListener
-from whence.errors import UnsupportedOperator
 
 _aten = torch.ops.aten
 OF_THE_DEVICE = (_aten.silu_backward, _aten.mish_backward, _aten._fused_rms_norm)
@@ -37,12 +37,13 @@ class ElsewhereFunctionMode(FunctionMode):
     recorder: "ElsewhereRecorder"
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        answer = ANSWERS.get(func)
+        elsewhere, answer = self.recorder.there.elsewhere, ANSWERS.get(func)
         if answer is not None:
-            known = answer(self.recorder.there.elsewhere, *args, **(kwargs or {}))
+            known = answer(elsewhere, *args, **(kwargs or {}))
             if known is not UNSAID:
                 return known
-        return super().__torch_function__(func, types, args, kwargs)
+        with elsewhere.casting.around(args, kwargs):
+            return super().__torch_function__(func, types, args, kwargs)
 
 
 class ElsewhereRecorder(Recorder):
@@ -58,6 +59,13 @@ class ElsewhereRecorder(Recorder):
     def called(self, func: Any, args: Any, kwargs: Any) -> Any:
         """What a torch function gives there."""
         rule = RULES.get(func)
+        if is_for_cudnn(func, args) and torch.is_autocast_enabled(self.there.elsewhere.device.type):
+            raise self.there.refused(
+                f"{func.__name__} under autocast",
+                "there C++ casts all weights into one buffer of cuDNN's",
+                "leave recurrent networks out of autocast: torch.autocast(..., enabled=False) around them",
+            )
+        args, kwargs = self.there.elsewhere.casting.cast(func, args, kwargs)
         given = UNSAID if rule is None else rule(self.there, *args, **kwargs)
         if given is not UNSAID:
             return given
@@ -106,9 +114,11 @@ class _Told(TorchDispatchMode):
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        casting = self._elsewhere.casting
         if func is DEVICE and isinstance(args[0], FakeTensor):
-            return self._elsewhere.told(args[0].device)
-        return func(*args, **(kwargs or {}))
+            asked = args[0].device
+            return asked if casting.asks(args[0]) else self._elsewhere.told(asked)
+        return casting.run(func, args, kwargs or {})
 
 
 @contextmanager
@@ -122,7 +132,10 @@ def told(elsewhere: Elsewhere) -> Iterator[None]:
         for name in (operator.__name__ for operator in OF_THE_DEVICE):
             if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
                 library.impl(name, _nobody, "CUDA")
-        yield
+        try:
+            yield
+        finally:
+            elsewhere.casting.forget()
 
 
 def _nobody(*_args: Any, **_kwargs: Any) -> Any:
@@ -186,11 +199,13 @@ ANSWERS: Mapping[Any, Answer] = {
 
 @contextmanager
 def device_queries(elsewhere: Elsewhere) -> Iterator[None]:
-    """Inside the block this thread's questions for a device are noted, and autocast there is refused."""
-    here = threading.get_ident()
+    """Inside the block this thread's questions for a device are noted; autocast asks none there."""
+    here, starting = threading.get_ident(), list[object]()
     available, begin = torch.cuda.is_available, autocast.__init__
 
     def is_available() -> bool:
+        if starting and threading.get_ident() == here:
+            return True
         asking = sys._getframe(1)
         if threading.get_ident() == here and not _is_of_torch(asking.f_globals.get("__name__", "")):
             where = f"{asking.f_code.co_filename}:{asking.f_lineno}"
@@ -198,13 +213,15 @@ def device_queries(elsewhere: Elsewhere) -> Iterator[None]:
         return available()
 
     def starts(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        if threading.get_ident() == here and device_type != "cpu" and _is_on(*args, **kwargs):
-            raise UnsupportedOperator(
-                f"autocast({device_type!r}) cannot be recorded for {elsewhere.device.type} yet",
-                why="which dtypes it gives there is decided below what is recorded",
-                remedy="capture a model in the dtype that it shall compute in: model.to(torch.bfloat16)",
-            )
-        begin(self, device_type, *args, **kwargs)
+        is_there = threading.get_ident() == here and device_type == elsewhere.device.type
+        if not is_there:
+            return begin(self, device_type, *args, **kwargs)
+        starting.append(self)
+        try:
+            with patched(torch.cuda, "is_bf16_supported", lambda *_, **__: True):
+                begin(self, device_type, *args, **kwargs)
+        finally:
+            starting.pop()
 
     with patched(torch.cuda, "is_available", is_available), patched(autocast, "__init__", starts):
         yield
@@ -212,7 +229,3 @@ def device_queries(elsewhere: Elsewhere) -> Iterator[None]:
 
 def _is_of_torch(name: str) -> bool:
     return name.partition(".")[0] == "torch"
-
-
-def _is_on(_dtype: Any = None, enabled: bool = True, _cache: Any = None, **_named: Any) -> bool:
-    return enabled

@@ -4,13 +4,15 @@ import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from whence._torch.elsewhere.casting import Casting
+from whence._torch.elsewhere.layouts import laid_out
 from whence._torch.fakes import DEVICE, as_leaf, fake_at
 from whence._torch.sizes.symbols import mode_for_sizes
 from whence._torch.tensors import PLAIN_TENSORS
@@ -36,6 +38,11 @@ class Elsewhere:
     device: torch.device
     capability: Capability | None = None
     presumed: dict[str, None] = field(default_factory=dict)
+
+    @cached_property
+    def casting(self) -> Casting:
+        """What autocast does there."""
+        return Casting(self.device.type)
 
     def __str__(self) -> str:
         named = "" if self.capability is None else ":sm{}{}".format(*self.capability)
@@ -93,7 +100,8 @@ def _dispatched(
 ) -> Any:
     if func is DEVICE and isinstance(args[0], FakeTensor):
         return elsewhere.told(args[0].device)
-    return FakeTensorMode.dispatch(mode, func, types, args, elsewhere.meant(kwargs or {}))
+    result = FakeTensorMode.dispatch(mode, func, types, args, elsewhere.meant(kwargs or {}))
+    return laid_out(mode, func, args, result)
 
 
 def class_meant(fake: Tensor) -> type:
