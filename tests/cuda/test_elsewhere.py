@@ -9,6 +9,7 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from torch import Tensor, fx, nn
+from torch.export import Dim
 
 import whence
 from tests.cuda.architectures import ARCHITECTURES, Pinned, Residual, llama
@@ -54,6 +55,32 @@ def test_a_forward_is_that_of_the_cpu_but_for_devices(name: str) -> None:
     assert {key: count for key, count in more.items() if count} == LAYOUTS.get(name, {})
     assert {name for name, value in values(there.nodes()) if value.device.type != "cuda"} == set()
     assert [row.path for row in there.signature.inputs] == [row.path for row in here.signature.inputs]
+
+
+OF_SIZES = ("aten.sym_size.int", "<built-in function mul>")
+"""What a program computes only where sizes are open."""
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("name", ["bert", "vit", "residual", "recurrent", "bert in bfloat16"])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "joint"])
+def test_open_sizes_take_the_same_operators(name: str, backward: bool) -> None:
+    """Kernels are chosen as for a size that is a number."""
+    batch, found = {0: Dim("batch", min=2, max=1000)}, list[Counter[str]]()
+    for varies in (False, True):
+        model, args, kwargs = ARCHITECTURES[name]()
+        shapes: Any = dict.fromkeys(kwargs, batch) or (batch,)
+        asked = shapes if varies else None
+        program = whence.capture(
+            model, args, kwargs, backward=backward, device="cuda:sm90", dynamic_shapes=asked
+        )
+        found.append(Counter(each for each in operations(program) if each not in OF_SIZES))
+    fixed, varying = found
+    assert (fixed - varying, varying - fixed) in [(Counter(), Counter()), RECURRENT]
+
+
+RECURRENT = Counter({"aten.lstm.input": 1}), Counter({"aten._cudnn_rnn.default": 1})
+"""A forward with open sizes has what cuDNN is asked for; one without has the composite."""
 
 
 @pytest.mark.sample(4)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor as FakeTensor
 from torch._subclasses.fake_tensor import FakeTensorMode as FakeTensorMode
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from whence._torch.patching import BASES, patched
 from whence._torch.tensors import LEFT_OUT, MISSED, PLAIN_ATTRIBUTES
@@ -72,8 +73,7 @@ def fake_like(
     dtype: torch.dtype | None = None,
 ) -> FakeTensor:
     """A fake tensor on the device of `like` with a layout of its own; of its dtype, if no other is given."""
-    empty = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype or like.dtype, device="meta")
-    return FakeTensor(mode, empty, like.device)
+    return fake_at(mode, like.device, dtype or like.dtype, shape, strides)
 
 
 @contextmanager
@@ -137,7 +137,8 @@ def fake_at(
     strides: Sequence[Any],
 ) -> FakeTensor:
     """A fake tensor on a device, which need not be there."""
-    empty = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
+    with unset_fake_temporarily():  # a mode may take the memory for that of another device
+        empty = torch.empty_strided(tuple(shape), tuple(strides), dtype=dtype, device="meta")
     return FakeTensor(mode, empty, device)
 
 

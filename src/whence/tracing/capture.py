@@ -26,7 +26,7 @@ from whence.tracing.recording.session import Session
 from whence.tracing.reuse import Reuse, until_it_holds
 from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_inference_mode
-from whence.tracing.target.elsewhere import moved
+from whence.tracing.target.elsewhere import elsewhere_of, moved
 from whence.tracing.target.example import Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding, with_shards
 from whence.tracing.target.subject import subject_of
@@ -41,12 +41,11 @@ def capture(
     With `reuse`, a call that is like one that was recorded is not run again.
     """
 
-    there = moved(model, given, backward)
-    elsewhere = there.given.elsewhere
+    elsewhere = elsewhere_of(given)
     if elsewhere is None:
         return _captured_for_sizes(model, given, backward, reuse)
     with told(elsewhere):
-        program, observed = _captured_for_sizes(there.model, there.given, there.backward, reuse)
+        program, observed = _captured_for_sizes(model, replace(given, elsewhere=elsewhere), backward, reuse)
     loss = backward if callable(backward) else None
     named = {"device": str(elsewhere), "presumed": tuple(elsewhere.presumed)}
     return program.under(loss_function=loss, **named), observed
@@ -58,7 +57,8 @@ def _captured_for_sizes(
     def once(answers: Answers, given: Given) -> tuple[FlatProgram, Observed]:
         wanted = Reuse(reuse, joint=bool(backward), composites=not backward, answers=answers)
         wish = wanted.but_where(given.decide, DECIDES)
-        return until_it_holds(wish, partial(_attempted, model, given, backward))
+        there = moved(model, given, backward)
+        return until_it_holds(wish, partial(_attempted, there.model, there.given, there.backward))
 
     return captured_for_sizes(given, once)
 

@@ -175,7 +175,7 @@ AS_EAGER = frozenset(
         *("aten::broadcast_tensors", "aten::empty.out", "aten::matmul", "aten::matmul.out", "aten::one_hot"),
         *("aten::pad_sequence", "aten::stft.center", "aten::unsafe_chunk"),
         "aten::tensor_split.tensor_indices_or_sections",
-        *("aten::hardshrink", "aten::softshrink", "aten::native_batch_norm", "aten::cudnn_batch_norm"),
+        *("aten::hardshrink", "aten::softshrink", "aten::native_batch_norm"),
         *("aten::miopen_batch_norm", "aten::to_dense"),
         *("aten::gru.data", "aten::lstm.data", "aten::rnn_relu.data", "aten::rnn_tanh.data"),
     }

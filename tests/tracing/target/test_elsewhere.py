@@ -105,9 +105,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "use 'cuda', 'cuda:1', or with what it is capable of 'cuda:sm80', 'cuda:sm90'",
     ),
     "a function": (lambda: whence.capture(lambda x: x + 1, (X,), device="cuda"), "is no module"),
-    "open sizes": (
-        lambda: whence.capture(Tied(), (X,), device="cuda", dynamic_shapes={"x": {0: "batch"}}),
-        "device does not work with dynamic_shapes",
+    "values of the example": (
+        lambda: whence.capture(Tied(), (X,), device="cuda", decide="example"),
+        "device does not work with decide='example'",
     ),
     "the bytecode front end": (
         lambda: whence.capture(Tied(), (X,), device="cuda", strict=True),

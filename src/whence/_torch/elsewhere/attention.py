@@ -96,7 +96,7 @@ def _general(call: AttentionCall) -> Iterator[bool]:
     """What no fused kernel takes."""
     yield any(tensor.dim() != 4 for tensor in call.tensors)
     yield any(tensor.dim() == 4 and 0 in (tensor.shape[0], tensor.shape[-2]) for tensor in call.tensors)
-    yield len({tensor.shape[0] for tensor in call.tensors}) > 1
+    yield any(tensor.shape[0] != call.query.shape[0] for tensor in call.tensors)
 
 
 def _heads_fit(call: AttentionCall, *, grouped: bool = True, alike: bool = True) -> bool:
@@ -113,7 +113,7 @@ def _flash(call: AttentionCall, _capability: Capability) -> Iterator[bool]:
     yield from _general(call)
     yield not _heads_fit(call)
     yield call.attn_mask is not None
-    yield len({tensor.shape[-1] for tensor in call.tensors}) > 1
+    yield any(tensor.shape[-1] != call.query.shape[-1] for tensor in call.tensors)
     yield call.query.shape[-1] > _WIDEST_FLASH
     yield call.is_causal and call.query.shape[-2] != call.key.shape[-2]
     yield not _are_half(call)

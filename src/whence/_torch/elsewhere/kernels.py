@@ -107,7 +107,7 @@ class _BatchNorm:
             and self.input.dim() > 2
             and self.input.shape[0] <= _LARGEST_BATCH[self.training]
             and self.eps >= _LEAST_EPSILON
-            and self.input.numel() < _LARGEST
+            and bool(self.input.numel() < _LARGEST)
         )
 
 

@@ -87,9 +87,10 @@ def spelled(text: object) -> Elsewhere | None:
     return Elsewhere(device, None if named is None else CAPABILITIES[named])
 
 
-def device_mode(elsewhere: Elsewhere) -> FakeTensorMode:
-    """A mode for fake tensors that tells C++ the same, also where kernels written in Python run."""
-    mode: Any = mode_for_sizes(vary=False)
+def device_mode(elsewhere: Elsewhere, *, vary: bool = False) -> FakeTensorMode:
+    """A mode for fake tensors that tells C++ the same, also where kernels written in Python run; sizes may
+    `vary`."""
+    mode: Any = mode_for_sizes(vary=vary)
     mode.dispatch = partial(_dispatched, elsewhere, mode)
     setattr(mode, _MARK, elsewhere)
     return mode  # type: ignore[no-any-return]
@@ -114,9 +115,9 @@ def class_meant(fake: Tensor) -> type:
 class Twins:
     """Fake tensors on a device, one for each tensor that is moved there; `.to` moves each by itself, too."""
 
-    def __init__(self, elsewhere: Elsewhere) -> None:
+    def __init__(self, elsewhere: Elsewhere, *, vary: bool = False) -> None:
         self.device = elsewhere.device
-        self.mode = device_mode(elsewhere)
+        self.mode = device_mode(elsewhere, vary=vary)
         self._kept: dict[int, Tensor] = {}
         self._known: dict[int, Any] = {}
 

@@ -9,7 +9,7 @@ A result that is a view then has memory of its own. Nothing here looks at the me
 and views are followed by what operators say of themselves.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -108,11 +108,15 @@ def _size_key(size: Any) -> Any:
     return expression(size) if isinstance(size, SYMBOLIC) else size
 
 
-def _all(result: Any) -> Any:
-    return (result,) if isinstance(result, Tensor) else result
+def _all(result: Any) -> Iterator[Any]:
+    if isinstance(result, list | tuple):
+        for part in result:
+            yield from _all(part)
+    else:
+        yield result
 
 
 def _each(result: Any, change: Callable[[Any], Any]) -> Any:
-    if isinstance(result, Tensor):
-        return change(result)
-    return type(result)([change(part) if isinstance(part, Tensor) else part for part in result])
+    if isinstance(result, list | tuple):
+        return type(result)([_each(part, change) for part in result])
+    return change(result) if isinstance(result, Tensor) else result

@@ -130,6 +130,7 @@ ROWS: Mapping[OpOverload, Operator] = {
         twin=aten._batch_norm_with_update_functional.default,
         workspace=3,
         layout=follows(0),
+        takes_symbols=True,
     ),
     aten.cudnn_batch_norm_backward.default: Operator(layout=follows(0)),
     aten._batch_norm_with_update_functional.default: Operator(fake=cudnn.normalized, workspace=3),

@@ -25,6 +25,18 @@ class Relocated:
     backward: Any
 
 
+def elsewhere_of(given: Given) -> Elsewhere | None:
+    """The device that is asked for; raises `UsageError` where it is none, or values are asked for, too."""
+    elsewhere = elsewhere_named(given.device)
+    if elsewhere is not None and given.decide is not None:
+        raise UsageError(
+            f"device does not work with decide={given.decide!r}",
+            why="values of the example would be computed on the device, which need not be here",
+            remedy="capture where the device is, or on the CPU",
+        )
+    return elsewhere
+
+
 def elsewhere_named(device: object) -> Elsewhere | None:
     """The device of that name; None where none is wanted. Raises `UsageError` for what means none."""
     if device is None:
@@ -41,23 +53,23 @@ def elsewhere_named(device: object) -> Elsewhere | None:
 
 
 def moved(model: Callable[..., Any], given: Given, backward: Any) -> Relocated:
-    """Copies over fake tensors on the device; what was given where no device is wanted.
+    """Copies over fake tensors on the device that is wanted; what was given where none is.
 
     Parameters, buffers and inputs are there, as after `.to`; tensors that modules hold as plain attributes
     are where they were. Raises `UsageError` for what cannot be copied, naming all.
     """
-    elsewhere = elsewhere_named(given.device)
+    elsewhere = given.elsewhere
     if elsewhere is None:
         return Relocated(model, given, backward)
     subject = _checked_subject(model, given)
-    twins = Twins(elsewhere)
+    twins = Twins(elsewhere, vary=given.dynamic_shapes is not None)
     twins.stay(value for _, _, _, value in subject.things if isinstance(value, Tensor))
     with_twins = partial(_copy_of_module, twins)
     args, kwargs = _twin_arguments(twins, given)
     for row in subject.state:
         twins.of(row.tensor)
     loss = with_twins(backward) if _is_of_module(backward) else backward
-    return Relocated(with_twins(model), replace(given, args=args, kwargs=kwargs, elsewhere=elsewhere), loss)
+    return Relocated(with_twins(model), replace(given, args=args, kwargs=kwargs), loss)
 
 
 def _checked_subject(model: Callable[..., Any], given: Given) -> Subject:
@@ -83,11 +95,6 @@ def _model_faults(subject: Subject, model: object) -> Iterator[Fault]:
 
 
 def _input_faults(given: Given) -> Iterator[Fault]:
-    if given.dynamic_shapes is not None:
-        why = "sizes that vary are not yet looked at on another device"
-        yield Fault(
-            "device does not work with dynamic_shapes", why=why, remedy="capture with the example's sizes"
-        )
     leaves = tree_flatten((given.args, given.kwargs))[0]
     strange = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not is_movable(leaf)]
     for leaf in strange:
