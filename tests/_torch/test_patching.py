@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from whence._torch.patching import patched, patches_undone
+from whence._torch.patching import ABSENT, patched, patches_undone, without_patches
 
 
 class Owner:
@@ -75,3 +75,12 @@ def test_patches_of_others_stay() -> None:
     assert (Owner.own, Heir.own) == ("before", "of a thread")
     stack.close()
     assert (Owner.own, Heir.own) == ("own", "own")
+
+
+def test_what_was_there_before_the_patches() -> None:
+    """Beneath all that are on, whatever they were put on; and what is no patch is itself."""
+    with patched(Owner, "own", "first"), patched(Owner, "own", "second"), patched(Heir, "own", "heir's"):
+        assert without_patches(Owner.own) == "own"
+        assert without_patches(Heir.own) is ABSENT
+        assert without_patches("second, but another") == "second, but another"
+    assert without_patches("first") == "first"

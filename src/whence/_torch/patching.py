@@ -42,6 +42,14 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
         _take_off(patch)
 
 
+def without_patches(value: Any) -> Any:
+    """What was there before the patches that are on, of what an attribute holds now."""
+    for patch in reversed(tuple(_on)):
+        if patch.value is value:
+            value = patch.before
+    return value
+
+
 def patches_undone() -> Callable[[], None]:
     """A way to take off what this thread will have patched from now on."""
     here, known = threading.get_ident(), set(_on)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from whence._torch.observe.hooks import gradient_hooks, has_gradient_hooks
 from whence._torch.observe.wrappers import seen_through, wrapper_chain
+from whence._torch.patching import without_patches
 from whence.dependence.asking import Failed, ask
 from whence.dependence.describe import code_of, function_of, shown
 from whence.dependence.lookup import class_attribute, same_class
@@ -215,10 +216,13 @@ def _found_in_object(guard: Guard, thing: object, walk: Walk) -> str | None:
 
 
 def _class_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
-    """What classes hold, once for each class: another function under the name of a method, for one."""
+    """What classes hold, once for each class: another function under the name of a method, for one.
+
+    What a capture in another thread has put there for its time is none.
+    """
     for kind, guards in plan.classes.items():
         for guard in guards:
-            value = class_attribute(kind, guard.name)
+            value = without_patches(class_attribute(kind, guard.name))
             wanted = guard.expected
             is_it = isinstance(wanted, ExpectedFunction) and wanted.target is value
             if is_it and not is_marked(wanted, value):  # type: ignore[arg-type]
@@ -231,7 +235,7 @@ def _class_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
 def _variable_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
     """Globals, closures and environment variables that hold something else now."""
     for guard, row in plan.variables:
-        now = row.now()
+        now = without_patches(row.now())
         is_same = now is row.value and not _may_be_written(guard.expected, now)
         is_same = is_same and _looks_the_same(guard.expected, now)
         found = None if is_same else found_in_place(guard.expected, now, walk)

@@ -1,7 +1,12 @@
 """Whoever puts a function of their own in the place of PyTorch's or Python's is seen."""
 
 import builtins
+import importlib
+import math
+import threading
+from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +16,7 @@ from torch import Tensor, nn
 
 import whence
 from whence.errors import StaleCapture
+from whence.tracing.reads import own_functions
 
 
 class Calls(nn.Module):
@@ -23,8 +29,11 @@ class Calls(nn.Module):
         self.sizes = [1, 2, 3]
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.sin(F.gelu(self.project(x)).relu()) @ x.mT
-        return self.attend(x, x, x)[0] * len(self.sizes)
+        with torch.no_grad():
+            scale = math.sqrt(x.shape[-1]) + x.mean()
+        x = torch.sin(F.gelu(self.project(x)).relu()) @ x.mT * scale
+        x = self.attend(x, x, x)[0] * len(self.sizes)
+        return nn.utils.rnn.pad_sequence([*x], batch_first=True)
 
 
 _X = torch.randn(2, 4, 4)
@@ -36,6 +45,9 @@ REPLACED = (
     pytest.param(F, "linear", id="named by torch.nn"),
     pytest.param(F, "scaled_dot_product_attention", id="named by a function of torch.nn.functional"),
     pytest.param(builtins, "len", id="Python's"),
+    pytest.param(math, "sqrt", id="of Python's math"),
+    pytest.param(torch, "no_grad", id="a class"),
+    pytest.param(nn.utils.rnn, "pad_sequence", id="of torch.nn.utils.rnn"),
 )
 
 
@@ -97,14 +109,35 @@ def test_what_was_there_at_the_capture_is_compared_for_itself(
     assert "replaced functions" in str(program.check(model, (_X,)))
 
 
-def test_a_step_whose_code_calls_another_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a step calls itself is looked at before each run, and nothing is changed."""
+class _Computes:
+    """A loss that is an object, and calls a helper."""
+
+    def __call__(self, out: Tensor) -> Tensor:
+        return _helper(out)
+
+
+def _helper(out: Tensor) -> Tensor:
+    return F.smooth_l1_loss(out, torch.zeros_like(out))
+
+
+_criterion = nn.SmoothL1Loss()
+
+
+def _by_module(out: Tensor) -> Tensor:
+    return _criterion(out, torch.zeros_like(out))
+
+
+@pytest.mark.parametrize("loss_of", [lambda out: F.smooth_l1_loss(out, out * 2), _helper, _by_module])
+def test_a_step_whose_code_calls_another_function(
+    loss_of: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a step calls itself, or a module around it, is looked at before each run; nothing is changed."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
-        loss = F.mse_loss(model(x), x)
+        loss = loss_of(model(x))
         loss.backward()
         optimizer.step()
         return loss
@@ -113,21 +146,102 @@ def test_a_step_whose_code_calls_another_function(monkeypatch: pytest.MonkeyPatc
     run = program.bind(model, optimizer)
     run(_X)
     before = model.weight.clone()
-    monkeypatch.setattr(F, "mse_loss", F.l1_loss)
-    with pytest.raises(StaleCapture, match="mse_loss"):
+    monkeypatch.setattr(F, "smooth_l1_loss", F.l1_loss)
+    with pytest.raises(StaleCapture, match="smooth_l1_loss"):
         run(_X)
     assert torch.equal(model.weight, before)
 
 
-def test_a_capture_puts_nothing_in_the_place_of_anything(model: Calls) -> None:
-    """What stands under names while a capture goes on is no other function."""
-    inner = whence.capture(model, (_X,))
-    found: list[object] = []
+class _Waits(nn.Module):
+    """Lets another thread do something in the middle of its forward."""
 
-    class Asks(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            found.extend(inner.check(model))
-            return x.sin() if isinstance(x, Tensor) else x
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(4, 4)
 
-    whence.capture(Asks(), (_X,))
-    assert found == []
+    def forward(self, x: Tensor) -> Tensor:
+        _MIDDLE.set()
+        _DONE.wait(60)
+        return self.project(x).sin() if isinstance(x, Tensor) else x * max(1, 2)
+
+
+_MIDDLE, _DONE = threading.Event(), threading.Event()
+
+
+@pytest.mark.parametrize("replaced_before", [False, True])
+def test_a_check_while_another_thread_captures(
+    model: Calls, replaced_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a capture puts there for its time is no other function to a check in another thread."""
+    if replaced_before:
+        for owner, name in REPLACED_BEFORE:
+            monkeypatch.setattr(owner, name, partial(getattr(owner, name)))
+    program, found = whence.capture(model, (_X,), backward=True), list[object]()
+
+    def check() -> None:
+        _MIDDLE.wait(60)
+        found.append(program.check(model, (_X,)))
+        _DONE.set()
+
+    looks = threading.Thread(target=check)
+    looks.start()
+    whence.capture(_Waits(), (_X,), backward=True)
+    looks.join()
+    _MIDDLE.clear()
+    _DONE.clear()
+    assert found == [[]]
+
+
+REPLACED_BEFORE = ((torch, "is_grad_enabled"), (builtins, "max"), (F, "linear"))
+
+
+@pytest.mark.parametrize("loss", [_helper, _Computes(), _by_module, partial(_helper)])
+def test_losses_call_them_too(loss: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the loss is an object, or a module that the captured one does not hold."""
+    model = nn.Linear(4, 4)
+    program = whence.capture(model, (_X,), backward=loss)
+    assert program.check(model, (_X,)) == []
+    monkeypatch.setattr(F, "smooth_l1_loss", F.l1_loss)
+    (found,) = program.check(model, (_X,))
+    assert "smooth_l1_loss" in found.found
+
+
+class Speaks(nn.Module):
+    """Has methods with names under which tools put functions of their own."""
+
+    def load(self) -> float:
+        return 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            help(self)
+        return x * self.load()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda patch: patch.setattr(torch, "load", partial(torch.load)), id="a tool's"),
+        pytest.param(lambda patch: patch.setitem(globals(), "help", partial(help)), id="for people"),
+        pytest.param(lambda patch: patch.setattr(torch, "sinh", partial(torch.sinh)), id="not called"),
+    ],
+)
+def test_what_others_may_replace(
+    change: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Functions that compute nothing for a model, and those that it does not name."""
+    model = Speaks()
+    program = whence.capture(model, (_X,))
+    change(monkeypatch)
+    assert program.check(model, (_X,)) == []
+
+
+def test_names_of_other_releases_and_functions_that_pytorch_wraps() -> None:
+    """A name that stands for no function here is none that was replaced, and neither is what PyTorch puts
+    around a function of its own when its compiler is imported."""
+    importlib.import_module("torch._dynamo")
+    names = (
+        "torch.float32 torch.of_another_release torch.elsewhere.sin torch.manual_seed torch._check_is_size"
+    )
+    assert own_functions.replaced(None, names) == ()
+    assert own_functions.covered({"file": SimpleNamespace(len=1)}, "file:len,max other:len") == ("file.len",)

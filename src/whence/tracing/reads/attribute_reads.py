@@ -9,6 +9,7 @@ from decimal import Decimal
 from enum import Enum
 from fractions import Fraction
 from functools import partial
+from itertools import chain
 from pathlib import PurePath
 from types import (
     BuiltinFunctionType,
@@ -236,15 +237,20 @@ class Reads:
         self._rows.append(read)
         return True
 
-    def observed(self) -> Observed:
-        """Everything noted, once the model is as it was; of the run itself nothing is held any longer."""
+    def observed(self, around: Iterable[object] = ()) -> Observed:
+        """Everything noted, once the model is as it was; of the run itself nothing is held any longer.
+
+        `around` is what a step named outside of the model.
+        """
         subject, rows = self._subject, tuple(map(_settled, self._rows))
         self._rows.clear()
         objects, left = tuple(self._objects), self._left
         self._left = Left()
         named = frozenset(self.reachable.names)
         variables = tuple(row for row in self._variables if not _was_filled(row[0]))
-        variables += tuple((row, None) for row in self.reachable.called.guarded_rows(named | self.spelled))
+        values = chain((row.value for row, _ in variables), around)
+        replaced = self.reachable.called.guarded_rows(named | self.spelled, values)
+        variables += tuple((row, None) for row in replaced)
         self._variables = ()
         held = (subject.call, subject.roots, self._modules, objects, rows, left, variables)
         return Observed(*held, named, named | self.spelled)

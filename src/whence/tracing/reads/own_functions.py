@@ -6,6 +6,8 @@ libraries put their own there), and one that no variable of a file covers a name
 """
 
 import builtins
+import math
+import operator
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -17,6 +19,7 @@ from types import (
     BuiltinFunctionType,
     CodeType,
     FunctionType,
+    GetSetDescriptorType,
     MappingProxyType,
     MethodDescriptorType,
     WrapperDescriptorType,
@@ -25,15 +28,17 @@ from typing import Any, NamedTuple
 
 import torch
 
-from whence._torch.files import TORCH, WHENCE, is_standard_library
+from whence._torch.files import TORCH, is_standard_library
 from whence._torch.observe.attribute_reads import NOTHING
-from whence.dependence.code import codes_in
+from whence._torch.patching import ABSENT, without_patches
+from whence.dependence.code import codes_in, function_in
 from whence.dependence.snapshots import content_of_cell
 from whence.program.arguments.optimizer_arguments import Outside
+from whence.tracing.reads.type_queries import is_answer
 
 _MODULES = (
     *(torch, torch.nn.functional, torch.linalg, torch.fft, torch.special, torch.autograd, torch.func),
-    *(torch.utils.checkpoint, builtins),
+    *(torch.utils.checkpoint, torch.nn.utils, torch.nn.utils.rnn, builtins, math, operator),
 )
 _TABLES: Mapping[str, tuple[Mapping[str, Any], ...]] = MappingProxyType(
     {
@@ -42,29 +47,43 @@ _TABLES: Mapping[str, tuple[Mapping[str, Any], ...]] = MappingProxyType(
     }
 )
 """Where code finds them: the variables of a file, or what a class and its bases hold."""
-_OF_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType)
+_OF_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, GetSetDescriptorType)
 _OPERATORS = frozenset(
     f"__{side}{name}__"
     for name in ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor")
     for side in ("", "r", "i")
 ) | {"__getitem__", "__setitem__", "__neg__", "__invert__", "__eq__", "__ne__", "__lt__", "__gt__"}
 """Methods of tensors that code calls without naming them."""
-_FOR_PEOPLE = frozenset({"print", "input", "help", "open", "breakpoint", "_"})
-"""What programs that show things to people put their own in the place of."""
+_COMPUTE_NOTHING = frozenset({"print", "input", "help", "open", "breakpoint", "_", "load", "save", "compile"})
+"""What others often put their own in the place of: programs that show things to people, and tools around
+models. Methods of a user's have these names, too."""
+_UNCHANGED = f"{TORCH}_compile.py"
+"""Where functions come from that only keep the compiler from looking into another: when the compiler is
+imported, it puts one in the place of `torch.manual_seed`."""
 
 
 def _answering(table: str, name: str) -> Any:
     return next((held[name] for held in _TABLES[table] if name in held), NOTHING)
 
 
+def _beneath(held: object) -> Any:
+    """The function that does the work, of one that only warns, or keeps the compiler away."""
+    while isinstance(held, FunctionType) and "__wrapped__" in vars(held):
+        if held.__code__.co_filename != _UNCHANGED and "__deprecated__" not in vars(held):
+            break
+        held = vars(held)["__wrapped__"]
+    return held
+
+
 def _if_own(table: str, held: object) -> Any:
     """A function if it is PyTorch's or Python's, `NOTHING` if somebody put another there before whence came,
     and None for all else."""
-    if isinstance(held, FunctionType):
-        file = held.__code__.co_filename
+    if isinstance(function := _beneath(held), FunctionType):
+        file = function.__code__.co_filename
         return held if file.startswith(TORCH) else None if is_standard_library(file) else NOTHING
     if isinstance(held, type):
-        return held if table == builtins.__name__ and not issubclass(held, BaseException) else None
+        is_own = table == builtins.__name__ or held.__module__.startswith("torch")
+        return held if is_own and not issubclass(held, BaseException) else None
     return held if isinstance(held, _OF_C) else None
 
 
@@ -94,9 +113,12 @@ class _Name(NamedTuple):
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another thing is there, but for what a capture puts there for its time."""
-        held = _answering(self.table, self.name)
-        return held is not self.own and not _is_of_a_capture(held)
+        """Whether another thing is there, but for what a capture puts there for its time.
+
+        A file of another release may have names that stand for no function here.
+        """
+        held = _held(_answering(self.table, self.name))
+        return self.name in _OWN[self.table] and _beneath(held) is not _beneath(self.own)
 
 
 @dataclass(frozen=True)
@@ -150,23 +172,26 @@ class CalledByName:
 
     def in_file(self, namespace: Mapping[str, Any], name: str) -> None:
         """Code of a file has a name of Python's."""
-        if name in _OWN[builtins.__name__]:
-            self._of_files[str(namespace.get("__name__"))].add(name)
+        file = namespace.get("__name__")
+        if name in _OWN[builtins.__name__] and name not in _COMPUTE_NOTHING and isinstance(file, str):
+            self._of_files[file].add(name)
 
-    def guarded_rows(self, spelled: Set[str]) -> Iterator[Outside]:
+    def guarded_rows(self, spelled: Set[str], held: Iterable[object]) -> Iterator[Outside]:
         """What stands for functions whose names are spelled, and for names of Python's in files.
 
-        Where something does already, it is compared for itself.
+        `held` are values that code names: functions among them spell names, too. Where something does stand
+        for a function already, it is compared for itself.
         """
-        words = spelled | self._of_libraries | _OPERATORS
-        names = sorted({*chain.from_iterable(map(_leading_to, words - _FOR_PEOPLE))})
+        words = {*spelled, *self._of_libraries, *_OPERATORS}
+        words.update(chain.from_iterable(map(_names_within, map(function_in, held))))
+        names = sorted({*chain.from_iterable(map(_leading_to, words - _COMPUTE_NOTHING))})
         yield _guarded_row("replaced functions of PyTorch and Python", replaced, map(str, names))
         if self._of_files:
             files = (f"{file}:{','.join(sorted(names))}" for file, names in sorted(self._of_files.items()))
             yield _guarded_row("variables with names of Python's own", covered, files)
         for each in (each for each in names if each.is_replaced):
-            held = next(namespace for namespace in _TABLES[each.table] if each.name in namespace)
-            yield Outside(str(each), held, (itemgetter(each.name),), held[each.name])
+            namespace = next(namespace for namespace in _TABLES[each.table] if each.name in namespace)
+            yield Outside(str(each), namespace, (itemgetter(each.name),), _held(namespace[each.name]))
 
 
 def _guarded_row(path: str, look: Callable[..., Any], names: Iterable[str]) -> Outside:
@@ -189,8 +214,8 @@ def covered(modules: Mapping[str, Any], names: str) -> tuple[str, ...]:
 
 
 def _is_variable(module: object, name: str) -> bool:
-    held = getattr(module, "__dict__", {}).get(name, NOTHING)
-    return held is not NOTHING and not _is_of_a_capture(held)
+    held = _held(getattr(module, "__dict__", {}).get(name, NOTHING))
+    return held is not NOTHING and not is_answer(held)
 
 
 @lru_cache(maxsize=256)
@@ -226,10 +251,7 @@ def _names_within(function: object) -> Iterator[str]:
             yield from chain.from_iterable(code.co_names for code in codes_in(each.__code__))
 
 
-def _is_of_a_capture(held: Any) -> bool:
-    """Whether a capture that goes on has put it there."""
-    while isinstance(held, partial):
-        held = held.func
-    code = getattr(held, "__code__", None)
-    is_ours = isinstance(code, CodeType) and code.co_filename.startswith(WHENCE)
-    return is_ours or type(held).__module__.startswith("whence.")
+def _held(value: Any) -> Any:
+    """What is there when no capture goes on."""
+    held = without_patches(value)
+    return NOTHING if held is ABSENT else held

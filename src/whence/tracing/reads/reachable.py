@@ -164,6 +164,8 @@ class Reachable:
             function = loss.func
         if type(function) is not FunctionType:
             return
+        if owner is loss and not isinstance(loss, partial):
+            self.code_of(MethodType(function, loss))
         reader, names = (function.__code__, "the loss"), names_in(function.__code__)
         for value in (*loss.args, *loss.keywords.values()) if isinstance(loss, partial) else ():
             self._follow(value, "an argument of the loss", reader, names, _DEEP)

@@ -97,7 +97,8 @@ def _captured(
         around = {id(row.value) for row, _ in recorded.outside}
         _refuse_outside(program, around | {id(tensor) for tensor in scales_of(subject.call)})
     check(program)
-    observed = replace(session.run.reads.observed(), call=subject.roots[0][1])
+    observed = session.run.reads.observed(row.value for row, _ in recorded.outside)
+    observed = replace(observed, call=subject.roots[0][1])
     observed = without_host(observed, recorded.step.places)
     return program, replace(observed, variables=(*observed.variables, *recorded.outside)), session
 
