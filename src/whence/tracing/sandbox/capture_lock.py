@@ -56,7 +56,7 @@ class _Old:
             self._count, self._collections, self._enough = 0, done, _MANY
         if self._count <= self._enough:
             return
-        self._enough = len(gc.get_objects()) // 2
+        self._enough = _alive() // 2
         if self._count > self._enough:
             gc.collect()
 
@@ -67,6 +67,21 @@ class _Old:
         """
         self._count += gc.get_count()[0]
         gc.freeze()
+        gc.unfreeze()
+
+
+def _alive() -> int:
+    """How many objects there are.
+
+    `gc.get_objects` would hold each for a moment, and a tuple that another thread is building must not be
+    held: Python raises a SystemError there. Objects that somebody has frozen count for none.
+    """
+    if gc.get_freeze_count():
+        return 2 * _MANY
+    gc.freeze()
+    try:
+        return gc.get_freeze_count()
+    finally:
         gc.unfreeze()
 
 
