@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -64,3 +65,41 @@ def test_zsh_reads_its_script(tmp_path: Path) -> None:
     """It is one that zsh parses."""
     (tmp_path / "whence.zsh").write_text(script("zsh"))
     subprocess.run(["zsh", "-n", str(tmp_path / "whence.zsh")], check=True, timeout=60)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh here")
+def test_zsh_finds_this_whence_and_keeps_its_own(tmp_path: Path) -> None:
+    """It has a command of that name, which says what a name stands for: others' functions ask it."""
+    ours = tmp_path / "whence"
+    ours.write_text('#!/bin/sh\necho "ours: $*"\n')
+    ours.chmod(0o755)
+    asked = "whence show model:make; whence --version; whence; whence -w cd"
+    (tmp_path / "asked.zsh").write_text(f"PATH={tmp_path}:$PATH\n{script('zsh')}\n{asked}\n")
+    ran = subprocess.run(
+        ["zsh", "-f", str(tmp_path / "asked.zsh")],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+        env={**os.environ, "ZDOTDIR": str(tmp_path)},
+    )
+    assert ran.stdout.splitlines() == ["ours: show model:make", "ours: --version", "ours: ", "cd: builtin"]
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish here")
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("whence gr", ["graph"]),
+        ("whence report --fo", ["--format", "--forward"]),
+        ("whence report --format m", ["markdown"]),
+        ("whence show sav", ["saved.whence"]),
+    ],
+)
+def test_fish_completes(typed: str, offered: list[str], tmp_path: Path) -> None:
+    """Commands, options, choices and files."""
+    (tmp_path / "saved.whence").touch()
+    (tmp_path / "asked.fish").write_text(f"{script('fish')}\ncomplete -C '{typed}'\n")
+    asked = ["fish", "--no-config", "asked.fish"]
+    ran = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60, cwd=tmp_path)
+    assert sorted(line.split("\t")[0] for line in ran.stdout.splitlines()) == offered

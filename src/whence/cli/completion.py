@@ -60,8 +60,25 @@ def _bash() -> str:
 
 
 def _zsh() -> str:
-    """What bash reads, once zsh is told how."""
-    return f"autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n{_bash()}"
+    """What bash reads, once zsh is told how.
+
+    zsh has a command `whence` of its own, which says what a name stands for: it is left what is no command of
+    ours, for functions of others that ask it.
+    """
+    ours = "|".join([*(command.name for command in COMMANDS), *_GENERAL, "-h", "''"])
+    return "\n".join(
+        [
+            "whence() {",
+            '    case "${1-}" in',
+            f'        {ours}) command whence "$@" ;;',
+            '        *) builtin whence "$@" ;;',
+            "    esac",
+            "}",
+            "autoload -U +X compinit && compinit",
+            "autoload -U +X bashcompinit && bashcompinit",
+            _bash(),
+        ]
+    )
 
 
 def _fish() -> str:

@@ -38,8 +38,9 @@ exit status:
   2  bad usage
 
 completion:
-  eval "$(whence --completion bash)"   in ~/.bashrc, and likewise zsh in ~/.zshrc
-  whence --completion fish | source    in ~/.config/fish/config.fish
+  eval "$(whence --completion bash)"          in ~/.bashrc
+  eval "$(command whence --completion zsh)"   in ~/.zshrc: zsh has a whence of its own
+  whence --completion fish | source           in ~/.config/fish/config.fish
 """
 
 

@@ -455,7 +455,7 @@ class Circle:
 
 def test_what_nobody_holds_any_more_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs thrown away one after the other: the collector does not count what it is told is old."""
-    monkeypatch.setattr(capture_lock, "_alive", lambda: 350_000)  # however many tests left
+    monkeypatch.setattr(capture_lock, "_objects_there", lambda: 350_000)  # however many tests left
     monkeypatch.setattr(capture_lock, "_old", capture_lock._Old())
     made: list[weakref.ref[Circle]] = []
     for _ in range(4):
@@ -473,7 +473,7 @@ def test_objects_are_counted_and_not_held(is_frozen: bool, monkeypatch: pytest.M
         gc.freeze()
     try:
         before = gc.get_freeze_count()
-        counted = capture_lock._alive()
+        counted = capture_lock._objects_there()
         assert is_frozen or abs(counted - there) < there / 10
         assert gc.get_freeze_count() == before
     finally:

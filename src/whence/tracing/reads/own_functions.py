@@ -117,7 +117,7 @@ class _Name(NamedTuple):
 
         A file of another release may have names that stand for no function here.
         """
-        held = _held(_answering(self.table, self.name))
+        held = _held_by_itself(_answering(self.table, self.name))
         return self.name in _OWN[self.table] and _beneath(held) is not _beneath(self.own)
 
 
@@ -191,7 +191,9 @@ class CalledByName:
             yield _guarded_row("variables with names of Python's own", covered, files)
         for each in (each for each in names if each.is_replaced):
             namespace = next(namespace for namespace in _TABLES[each.table] if each.name in namespace)
-            yield Outside(str(each), namespace, (itemgetter(each.name),), _held(namespace[each.name]))
+            yield Outside(
+                str(each), namespace, (itemgetter(each.name),), _held_by_itself(namespace[each.name])
+            )
 
 
 def _guarded_row(path: str, look: Callable[..., Any], names: Iterable[str]) -> Outside:
@@ -214,7 +216,7 @@ def covered(modules: Mapping[str, Any], names: str) -> tuple[str, ...]:
 
 
 def _is_variable(module: object, name: str) -> bool:
-    held = _held(getattr(module, "__dict__", {}).get(name, NOTHING))
+    held = _held_by_itself(getattr(module, "__dict__", {}).get(name, NOTHING))
     return held is not NOTHING and not is_answer(held)
 
 
@@ -251,7 +253,7 @@ def _names_within(function: object) -> Iterator[str]:
             yield from chain.from_iterable(code.co_names for code in codes_in(each.__code__))
 
 
-def _held(value: Any) -> Any:
+def _held_by_itself(value: Any) -> Any:
     """What is there when no capture goes on."""
     held = without_patches(value)
     return NOTHING if held is ABSENT else held

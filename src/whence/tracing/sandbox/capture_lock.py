@@ -56,7 +56,7 @@ class _Old:
             self._count, self._collections, self._enough = 0, done, _MANY
         if self._count <= self._enough:
             return
-        self._enough = _alive() // 2
+        self._enough = _objects_there() // 2
         if self._count > self._enough:
             gc.collect()
 
@@ -70,7 +70,7 @@ class _Old:
         gc.unfreeze()
 
 
-def _alive() -> int:
+def _objects_there() -> int:
     """How many objects there are.
 
     `gc.get_objects` would hold each for a moment, and a tuple that another thread is building must not be
