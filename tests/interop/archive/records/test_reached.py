@@ -97,6 +97,26 @@ def paired(x: Tensor) -> Tensor:
     return pair.first * pair.second
 
 
+def falling_back(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """As libraries decorate functions for which there may be a faster kernel."""
+    implementation = function
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Tensor:
+        return implementation(*args, **kwargs)
+
+    return wrapped
+
+
+@falling_back
+def clamped(x: Tensor, limits: tuple[float, float] = (0.0, 1.0)) -> Tensor:
+    return x.clamp(*limits)
+
+
+def through_a_decorator(x: Tensor) -> Tensor:
+    return clamped(x)
+
+
 def of_one_name() -> nn.Module:
     """Classes are made for each instance, and have one name."""
     return nn.Sequential(weight_norm(nn.Linear(4, 4)), weight_norm(nn.Linear(4, 4)))
@@ -149,6 +169,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "instance": on_the_instance,
     "classes of one name": of_one_name,
     "dataclass": lambda: Calling(paired),
+    "default of a decorated function": lambda: Calling(through_a_decorator),
 }
 OTHERS: dict[type, Any] = {float: 9.0, list: [9.0], dict: {"a": 9.0}}
 

@@ -164,7 +164,8 @@ class Described:
 
     @cached_property
     def _routes(self) -> dict[int, list[str]]:
-        """How the cells of functions are reached: the name of a function, and the variables it closes over.
+        """How the cells of functions are reached, and functions in them: the name of a function, and the
+        variables it closes over.
 
         Functions are those of the classes and of a step, those whose names their code spells, and those in
         their cells. Objects that these have by a name, and what these hold, are reached from their files.
@@ -196,6 +197,7 @@ class Described:
             for name, cell in _cells_of(function):
                 found.setdefault(id(cell), ["closure", *route, name])
                 if isinstance(content := content_of_cell(cell), FunctionType):
+                    found.setdefault(id(content), ["function", *route, name])
                     waiting.append((content, (*route, name)))
                 elif isinstance(content, type):
                     waiting += [(each, (name,)) for name, each in _functions_of(content)]
@@ -435,7 +437,8 @@ class LoadedNames:
             case "class":
                 return at_the_end(looked_up(names[0]), tuple(names[1:]))
             case "function":
-                return function_in(looked_up(names[0])) or NOTHING
+                held = _closed_over(*names) if names[1:] else looked_up(names[0])
+                return function_in(held) or NOTHING
             case "globals":
                 function = function_in(looked_up(names[0]))
                 return NOTHING if function is None else function.__globals__
@@ -448,6 +451,11 @@ class LoadedNames:
         if said is None:
             return (_unreachable,)
         return tuple(_STEPS[kind](name) for kind, *rest in said for name in rest[-1:])
+
+
+def _closed_over(*names: str) -> Any:
+    cell = _cell_at(*names)
+    return NOTHING if cell is NOTHING else content_of_cell(cell)
 
 
 def _cell_at(name: str, *variables: str) -> Any:
