@@ -136,6 +136,39 @@ def test_programs_are_saved_when_their_model_is_gone(name: str, tmp_path: Path) 
     assert alone.check(module, args, kwargs) == []
 
 
+class Weighing(nn.Module):
+    """A loss with state of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.head = nn.Parameter(torch.ones(3)), nn.Linear(3, 3)
+
+    def forward(self, outputs: Tensor) -> Tensor:
+        return (self.head(outputs) * self.gain).sum()
+
+
+WEIGHTS, WEIGHING = torch.rand(3), Weighing()
+ENTROPY = nn.CrossEntropyLoss(weight=WEIGHTS)
+
+
+@pytest.mark.parametrize("weights", [True, False], ids=["with weights", "without"])
+@pytest.mark.parametrize(
+    "loss",
+    [lambda y: (y * WEIGHTS).sum(), lambda y: ENTROPY(y, torch.tensor([0, 1])), lambda y: -WEIGHING(y)],
+    ids=["a tensor around it", "a loss of torch.nn", "a module with parameters"],
+)
+def test_tensors_of_a_loss_are_in_the_file(loss: Any, weights: bool, tmp_path: Path) -> None:
+    """No model has them; and whoever keeps programs for it is told, for they may be others then."""
+    model, x = nn.Linear(4, 3), torch.rand(2, 4)
+    before = whence.capture(model, (x,), backward=loss)
+    before.save(tmp_path / "program.whence", weights=weights)
+    after = whence.load(tmp_path / "program.whence", model=model)
+    for make in ("module", "unflatten"):
+        assert torch.equal(getattr(after, make)()(x)[0], getattr(before, make)()(x)[0])
+    with pytest.warns(whence.NotKept, match="the loss function holds loss"):
+        whence.cached(model, (x,), backward=loss, directory=tmp_path / "kept")
+
+
 def _seeded(model: ModelCase, tree: nn.Module) -> Any:
     _, args, kwargs = model.make()
     torch.manual_seed(3)

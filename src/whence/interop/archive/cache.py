@@ -32,7 +32,7 @@ from whence.program.arguments.optimizer_arguments import Outside
 from whence.program.guards.expectations import ExpectedFunction, inside_of
 from whence.program.guards.rows import Violation
 from whence.program.node_records import origin_of
-from whence.program.state import meshes_elsewhere
+from whence.program.state import meshes_elsewhere, state_of_loss
 from whence.tracing.target.caches import open_caches
 
 _INSTALLED = ("site-packages", "dist-packages")
@@ -97,6 +97,9 @@ class Cache:
         files, unseen = files_of(program)
         if unseen:
             return [f"not kept: {', '.join(unseen)} cannot be read, and its code may change unseen"]
+        if of_loss := state_of_loss(program):
+            held = ", ".join(row.path for row in of_loss)
+            return [f"not kept: the loss function holds {held}, which a kept program would not take from it"]
         try:
             content = bytes_of(program, weights=False)
         except NotStorable as error:

@@ -283,7 +283,8 @@ def _of_places(program: FlatProgram) -> Iterator[str]:
         for name, of, *_ in (*record.parameters, *record.buffers, *record.tensors)
     }
     for row in program.signature.state:
-        if row.module is not None and row.part is None and held.get(row.attribute_paths[0]) != row.name:
+        is_of_module = row.module is not None and row.module in children  # and not of the loss function
+        if is_of_module and row.part is None and held.get(row.attribute_paths[0]) != row.name:
             yield f"no module holds {row.path}"
 
 

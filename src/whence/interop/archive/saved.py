@@ -41,7 +41,7 @@ from whence.program.guards.rows import Holder
 from whence.program.names import NamedOnly, Said
 from whence.program.replay import Replays
 from whence.program.signature import Part
-from whence.program.state import bound_state
+from whence.program.state import bound_state, state_of_loss
 from whence.schema import InputKind
 from whence.tracing.sandbox.capture_lock import without_collection
 from whence.tracing.steps.enclosed_state import functions_of, wrappers_of
@@ -120,14 +120,16 @@ def _prefix(position: int) -> str:
 
 
 def _stored(program: FlatProgram, *, weights: bool) -> Mapping[str, Tensor]:
-    """The tensors that go into the file: constants are part of the program, whatever becomes of weights."""
+    """The tensors that go into the file: constants are part of the program, and so are tensors of its loss
+    function, which no model has, whatever becomes of weights."""
     kinds = {row.name: row.kind for row in program.signature.state}
+    of_loss = {row.name for row in state_of_loss(program)}
     left_out = () if weights else (InputKind.PARAMETER, InputKind.BUFFER)
     wholes = {whole.name for whole in program.signature.wholes}
     return {
         name: held
         for name, held in program.state.items()
-        if name not in wholes and kinds.get(name) not in left_out
+        if name not in wholes and (kinds.get(name) not in left_out or name in of_loss)
     }
 
 

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from uuid import UUID
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -83,6 +84,10 @@ ROWS: Mapping[str, tuple[Any, Any]] = {
     "span of time": (timedelta(1, 2, 3), timedelta(1)),
     "universal identifier": (UUID(int=7), UUID(int=8)),
     "module": (math, re),
+    "float of NumPy's": (np.float32(0.1), np.float32(0.2)),
+    "double of NumPy's": (np.sqrt(2.0), np.sqrt(3.0)),
+    "integer of NumPy's": (np.int64(3), np.int32(3)),
+    "complex number of NumPy's": (np.complex64(1 + 2j), np.complex64(1)),
 }
 
 
