@@ -166,7 +166,12 @@ def _loss_in(options: Mapping[str, Any]) -> Callable[[Any], Tensor] | None:
     return None if isinstance(loss, bool) else loss
 
 
-def load(path: str | Path, *, model: Callable[..., Any] | None = None) -> Program:
+def load(
+    path: str | Path,
+    *,
+    model: Callable[..., Any] | None = None,
+    loss_function: Callable[[Any], Tensor] | None = None,
+) -> Program:
     """The program that `program.save` wrote to a file.
 
     Nothing in the file runs and nothing is imported: classes and functions of the model stay names, and
@@ -177,7 +182,9 @@ def load(path: str | Path, *, model: Callable[..., Any] | None = None) -> Progra
     Raises `UnreadableFile` for anything else than a saved program, naming every operator and every class of
     containers that this process does not have; and `StaleCapture` naming every tensor that does not fit.
     """
-    return loaded(interop.content_of(path), str(path), model)
+    if loss_function is not None and model is None:
+        raise UsageError("load takes a loss_function beside a model", remedy="pass model=..., too")
+    return loaded(interop.content_of(path), str(path), model, loss=loss_function)
 
 
 def beside(path: str | Path, model: Callable[..., Any]) -> Program:

@@ -489,9 +489,9 @@ def _traced(run: Callable[[], tuple[FlatProgram, Observed]], made: Sequence[Tens
     return copy_context().run(without_collection, captured)
 
 
-def loaded(content: bytes, name: str, model: Any = None, *, binds: bool = True) -> Program:
-    """The program in the bytes of a file; with a `model`, on its tensors, but with `binds=False`."""
-    return full(interop.program_of(content, name, model, binds=binds)[0])
+def loaded(content: bytes, name: str, model: Any = None, *, loss: Any = None, binds: bool = True) -> Program:
+    """The program in the bytes of a file; beside a `model` and its `loss`, on their tensors if it `binds`."""
+    return full(interop.program_of(content, name, model, loss=loss, binds=binds)[0])
 
 
 def full(program: FlatProgram) -> Program:

@@ -165,8 +165,25 @@ def test_tensors_of_a_loss_are_in_the_file(loss: Any, weights: bool, tmp_path: P
     after = whence.load(tmp_path / "program.whence", model=model)
     for make in ("module", "unflatten"):
         assert torch.equal(getattr(after, make)()(x)[0], getattr(before, make)()(x)[0])
+    known = whence.load(tmp_path / "program.whence", model=model, loss_function=loss)
+    assert known.check(model, (x,)) == [] and known.verify(model, (x,)).ok
     with pytest.warns(whence.NotKept, match="the loss function holds loss"):
         whence.cached(model, (x,), backward=loss, directory=tmp_path / "kept")
+
+
+def test_what_a_loss_closes_over_is_compared_where_it_is_given(tmp_path: Path) -> None:
+    """Beside the model; alone nobody knows which loss it is."""
+
+    def scaled(by: float) -> Callable[[Tensor], Tensor]:
+        return lambda outputs: outputs.sum() * by
+
+    model, x = nn.Linear(4, 3), torch.rand(2, 4)
+    whence.capture(model, (x,), backward=scaled(0.5)).save(path := tmp_path / "program.whence")
+    assert whence.load(path, model=model, loss_function=scaled(0.5)).check(model, (x,)) == []
+    (found,) = whence.load(path, model=model, loss_function=scaled(0.7)).check(model, (x,))
+    assert "`closure by` was 0.5 at capture" in str(found) and "is 0.7 now" in str(found)
+    with pytest.raises(UsageError, match="beside a model"):
+        whence.load(path, loss_function=scaled(0.5))
 
 
 def _seeded(model: ModelCase, tree: nn.Module) -> Any:

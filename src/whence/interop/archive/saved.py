@@ -45,6 +45,7 @@ from whence.program.state import bound_state, state_of_loss
 from whence.schema import InputKind
 from whence.tracing.sandbox.capture_lock import without_collection
 from whence.tracing.steps.enclosed_state import functions_of, wrappers_of
+from whence.tracing.target.loss_state import tensors_of_loss_by_name
 from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
 
 FORMAT, VERSION = "whence program", 1
@@ -140,7 +141,8 @@ def _described_by_name(program: FlatProgram) -> Described:
     )
     model = None if program.guards.of is None else program.guards.of.target()
     tensors = {id(held): name for name, held in program.state.items()}
-    return Described(tensors, classes, functions, model, program.guards.said or Said())
+    said = program.guards.said or Said()
+    return Described(tensors, classes, functions, model, program.loss_function, said)
 
 
 def _way_to_class(holder: Holder) -> Way:
@@ -167,28 +169,40 @@ class Unsaved(dict[str, Tensor]):
 
 @dataclass(frozen=True)
 class Beside:
-    """What a file is read with: the live model, and whether the program gets the tensors of that."""
+    """What a file is read with: the live model, its loss function if it is given, and whether the program
+    gets their tensors."""
 
     subject: Subject
     binds: bool = True
+    loss: Callable[..., Any] | None = None
 
     def names(self) -> LoadedNames:
         """What classes, functions and variables of the file are here."""
         roots, modules = self.subject.roots, [module for _, module in self.subject.named_modules()]
-        return LoadedNames.beside(modules, roots[0][1] if roots else self.subject.call)
+        return LoadedNames.beside(modules, roots[0][1] if roots else self.subject.call, self.loss)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that are here, by name."""
+        of_loss = {} if self.loss is None else tensors_of_loss_by_name(self.loss, self.subject)
+        return {**of_loss, **tensors_by_name(self.subject)}
 
 
 def program_of(
-    content: bytes, name: str, model: Callable[..., Any] | None = None, *, binds: bool = True
+    content: bytes,
+    name: str,
+    model: Callable[..., Any] | None = None,
+    *,
+    loss: Callable[..., Any] | None = None,
+    binds: bool = True,
 ) -> tuple[FlatProgram, tuple[str, ...]]:
     """The program that the bytes of a file hold, and what of its guards cannot be compared any more.
 
     With a `model` its guards speak of what is loaded, and it has the tensors of that, by qualified name, or
-    with `binds=False` those of the file.
+    with `binds=False` those of the file. A `loss` is its loss function from then on, in the same way.
     Raises `UnreadableFile` for anything else than a saved program, and for one that needs what this process
     does not have, all of which it names; and `StaleCapture` naming every tensor that does not fit.
     """
-    beside = None if model is None else Beside(subject_of(model), binds)
+    beside = None if model is None else Beside(subject_of(model), binds, loss)
     members = unpacked(content, name)
     try:
         return without_collection(partial(_read_members, members, name, beside))
@@ -244,7 +258,7 @@ def _one(
     """The program itself, or a variant, on its tensors."""
     found = LoadedNames() if beside is None else beside.names()
     found.said.file = name
-    named = {} if beside is None else tensors_by_name(beside.subject)
+    named = {} if beside is None else beside.tensors()
     reader = Reader(
         mapping(data["tables"]), found, stored, text(data["torch"]), meshes=meshes_of(named.values())
     )
@@ -273,6 +287,8 @@ def _one(
     program = program.with_changes(
         state=state if complete else Unsaved(state), signature=replace(signature, wholes=wholes)
     )
+    if beside is not None and beside.loss is not None:
+        program = program.under(loss_function=beside.loss)
     return program, tuple(found.lost)
 
 

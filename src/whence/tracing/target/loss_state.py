@@ -51,6 +51,17 @@ def tensors_of_loss(loss: Callable[..., Any], subject: Subject) -> dict[int, Los
     return found
 
 
+def tensors_of_loss_by_name(loss: Callable[..., Any], subject: Subject) -> dict[str, Tensor]:
+    """The same tensors by all their names."""
+    around = subject_unchecked(loss)
+    held = [value for _, value in _own_tensors(loss, ModulePath())]
+    held += [value for *_, value in around.things if isinstance(value, Tensor)]
+    held += [row.tensor for row in state_tensors(around)]
+    known = tensors_of_loss(loss, subject)
+    rows = ((tensor, known.get(id(tensor))) for tensor in held)
+    return {str(path): tensor for tensor, row in rows if row is not None for path in row.paths}
+
+
 def _below(above: ModulePath, path: ModulePath) -> ModulePath:
     return ModulePath((*above, *path))
 

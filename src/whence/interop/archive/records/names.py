@@ -44,8 +44,8 @@ _CORE = (
 _NO_OBJECTS = (FunctionType, ModuleType, type, *PLAIN)
 _FUNCTION = "__func__"
 """Behind the name of a static method: the function, where a class holds what wraps it."""
-MODEL, CLASS = "model", "class"
-"""The roots of ways that begin at what was captured, and at a class that has a name."""
+MODEL, CLASS, LOSS = "model", "class", "loss"
+"""The roots of ways that begin at what was captured, at a class that has a name, and at the loss function."""
 Names = tuple[str, ...]
 
 
@@ -104,8 +104,8 @@ def _print_of(thing: Any) -> str | None:
 @dataclass
 class Described:
     """Describes things outside a program for a file; `tensors` are names of state by identity, `functions`
-    those of a step, and `model` what was captured, while it lives. `classes` are those that guards speak of,
-    with the way to where the model has a module of one.
+    those of a step, `loss` the loss function, and `model` what was captured, while it lives. `classes` are
+    those that guards speak of, with the way to where the model has a module of one.
 
     What was read from a file is said in its words, which are `said`."""
 
@@ -113,6 +113,7 @@ class Described:
     classes: Mapping[type, Way] = field(default_factory=dict)
     functions: Iterable[FunctionType] = ()
     model: Any = None
+    loss: Any = None
     said: Said = field(default_factory=Said)
 
     def object(self, reference: Callable[[], Any]) -> Any:
@@ -164,21 +165,16 @@ class Described:
 
     @cached_property
     def _routes(self) -> dict[int, list[str]]:
-        """How the cells of functions are reached, and functions in them: the name of a function, and the
-        variables it closes over.
+        """How cells are reached, and functions in them: by the name of a function, and what it closes over.
 
         Functions are those of the classes and of a step, those whose names their code spells, and those in
-        their cells. Objects that these have by a name, and what these hold, are reached from their files.
-        What no name leads to is reached from the classes that guards speak of, which outlive the model, and
-        else from the model.
+        their cells. Objects that these have by a name, and what these hold, are reached from files,
+        what no name leads to from classes, which outlive the model, from the model or the loss.
         """
         reached = [*reached_from([(self.model, ())])]
         named_classes = [(kind, (class_name(kind),)) for kind in self.classes if _is_found_by_name(kind)]
-        of_classes = {
-            id(thing): [CLASS, *way]
-            for thing, way in reached_from(named_classes)
-            if not isinstance(thing, type)
-        }
+        inside = [row for row in reached_from(named_classes) if not isinstance(row[0], type)]
+        of_classes = {id(thing): [CLASS, *way] for thing, way in inside}
         found: dict[int, list[str]] = {}
         waiting: list[tuple[FunctionType, Names]] = [
             (function, (name,)) for kind in self.classes for name, function in _functions_of(kind)
@@ -206,7 +202,8 @@ class Described:
         named = {id(thing): ["module", *way] for way, thing in objects}
         of_model = {id(kind): [MODEL, *way] for kind, way in self.classes.items() if way}
         of_model |= {id(thing): [MODEL, *way] for thing, way in reached}
-        return {**named, **of_model, **of_classes, **found}
+        of_loss = {id(thing): [LOSS, *way] for thing, way in reached_from([(self.loss, ())])}
+        return {**of_loss, **named, **of_model, **of_classes, **found}
 
 
 def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
@@ -351,18 +348,19 @@ class LoadedNames:
 
     classes: Mapping[str, type] | None = None
     model: Any = None
+    loss: Any = None
     lost: list[str] = field(default_factory=list)
     said: Said = field(default_factory=Said)
     _made: dict[tuple[str, int], type] = field(default_factory=dict)
     _unmade: dict[tuple[str, str], type[Unmade]] = field(default_factory=dict)
 
     @classmethod
-    def beside(cls, modules: Iterable[nn.Module], model: Any) -> "LoadedNames":
-        """What is found beside a live model."""
+    def beside(cls, modules: Iterable[nn.Module], model: Any, loss: Any = None) -> "LoadedNames":
+        """What is found beside a live model, and the loss function that it is trained with."""
         found: dict[str, set[type]] = {}
         for kind in {kind for module in modules for kind in type(module).__mro__}:
             found.setdefault(class_name(kind), set()).add(kind)
-        return cls({name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}, model)
+        return cls({name: next(iter(kinds)) for name, kinds in found.items() if len(kinds) == 1}, model, loss)
 
     def class_(self, name: str, nth: int = 0, way: Way = ()) -> type:
         """The class of that name; one of ours that is called so where it stays a name. Caches, their layers
@@ -444,6 +442,8 @@ class LoadedNames:
                 return NOTHING if function is None else function.__globals__
             case "model":
                 return at_the_end(self.model, tuple(names))
+            case "loss":
+                return NOTHING if self.loss is None else at_the_end(self.loss, tuple(names))
         return _cell_at(*names)
 
     def way(self, said: list[list[str]] | None) -> tuple[Callable[[Any], Any], ...]:
