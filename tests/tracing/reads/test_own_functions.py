@@ -3,6 +3,8 @@
 import builtins
 import importlib
 import math
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -245,3 +247,33 @@ def test_names_of_other_releases_and_functions_that_pytorch_wraps() -> None:
     )
     assert own_functions.replaced(None, names) == ()
     assert own_functions.covered({"file": SimpleNamespace(len=1)}, "file:len,max other:len") == ("file.len",)
+
+
+_BEFORE = """
+import functools, torch, torch.nn.functional as F
+
+class Kernel:
+    def __call__(self, x):
+        return x.sigmoid()
+
+own, F.gelu, F.silu = F.silu, Kernel(), functools.partial(F.silu, inplace=False)
+
+import whence
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return F.gelu(x) + F.silu(x)
+
+model, x = Model(), torch.randn(3)
+program = whence.capture(model, (x,))
+assert program.check(model, (x,)) == [], program.check(model, (x,))
+F.gelu = Kernel().__call__
+assert "gelu" in str(program.check(model, (x,)))
+F.gelu, F.silu = Kernel(), own
+assert "silu" in str(program.check(model, (x,)))
+"""
+
+
+def test_what_was_there_before_whence_came() -> None:
+    """A function, or another thing that can be called, in the place of PyTorch's is compared for itself."""
+    subprocess.run([sys.executable, "-c", _BEFORE], check=True, timeout=120)

@@ -276,7 +276,7 @@ def _reads_value(func: Any, args: Any) -> bool:
 
 def _writes_to_leaf(func: Any, args: Any) -> bool:
     """Whether a torch function writes in place to what may get a gradient."""
-    name = func.__name__
+    name = getattr(func, "__name__", "")  # what somebody has put in its place need not have one
     if not args or not (name == "__setitem__" or (name.endswith("_") and not name.endswith("__"))):
         return False
     return isinstance(args[0], Tensor) and args[0].requires_grad and args[0].is_leaf

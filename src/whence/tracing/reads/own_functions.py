@@ -62,6 +62,10 @@ _UNCHANGED = f"{TORCH}_compile.py"
 imported, it puts one in the place of `torch.manual_seed`."""
 
 
+_OF_TABLES = sys.stdlib_module_names | {"torch", "typing_extensions"}
+"""Packages of objects that PyTorch and Python have under these names, and that can be called."""
+
+
 def _answering(table: str, name: str) -> Any:
     return next((held[name] for held in _TABLES[table] if name in held), NOTHING)
 
@@ -84,7 +88,10 @@ def _if_own(table: str, held: object) -> Any:
     if isinstance(held, type):
         is_own = table == builtins.__name__ or held.__module__.startswith("torch")
         return held if is_own and not issubclass(held, BaseException) else None
-    return held if isinstance(held, _OF_C) else None
+    if isinstance(held, _OF_C):
+        return held
+    is_put_there = callable(held) and type(held).__module__.partition(".")[0] not in _OF_TABLES
+    return NOTHING if is_put_there or isinstance(held, partial) else None
 
 
 def _own_functions(table: str) -> Mapping[str, Any]:
