@@ -188,7 +188,7 @@ def fake_failed(error: BaseException, where: Place) -> UnsupportedOperator:
             why=said,
             remedy="register as a buffer what a module holds as a plain attribute, which stays where it is "
             "when the model moves, and so does a capture for another device; create others with "
-            "device=x.device",
+            "device=x.device; in a step, pass a tensor from outside as an argument, or a model that holds it",
         )
     return UnsupportedOperator(
         "PyTorch cannot run this on fake tensors, as a capture does",

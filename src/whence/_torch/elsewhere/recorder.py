@@ -2,17 +2,19 @@
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.amp import autocast
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.amp import GradScaler, autocast
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from whence._torch.elsewhere.groups import grouped_as_there
 from whence._torch.elsewhere.kernels import RULES, UNSAID, There
 from whence._torch.elsewhere.target import Elsewhere
 from whence._torch.fakes import DEVICE
@@ -22,12 +24,16 @@ from whence._torch.patching import patched
 from whence._torch.record.annotations import note_function
 from whence._torch.record.function_mode import FunctionMode
 from whence._torch.record.recorder import Recorder, RecordingListener
+from whence._torch.record.step_recorder import StepFunctionMode, StepRecorder
+from whence.errors import UnsupportedOperator
 
 _aten = torch.ops.aten
 OF_THE_DEVICE = (_aten.silu_backward, _aten.mish_backward, _aten._fused_rms_norm)
 """Operators with a kernel on the device, which a PyTorch without that device would take apart."""
 _MOVE = torch.ops.aten._to_copy.default
 _TENSOR: Any = Tensor
+SCALER = "it turns itself off where there is no CUDA device, and on one it decides by values of the run"
+WITHOUT_SCALER = "leave it out of the step: train in bfloat16, or capture where the device is"
 Answer = Callable[..., Any]
 
 
@@ -100,6 +106,23 @@ class ElsewhereRecorder(Recorder):
         return made
 
 
+class ElsewhereStepFunctionMode(ElsewhereFunctionMode, StepFunctionMode):
+    """The same in a step."""
+
+    recorder: "ElsewhereStepRecorder"
+
+
+class ElsewhereStepRecorder(ElsewhereRecorder, StepRecorder):
+    """The same of a whole step, whose state lies there for as long as it runs."""
+
+    function_mode = ElsewhereStepFunctionMode
+
+    def adopt_all(self, named: Sequence[tuple[Tensor, str]]) -> list[fx.Node]:
+        """Fakes are on the CPU again when the run is over: others stand for them, too."""
+        with unset_fake_temporarily(), disable_proxy_modes_tracing():
+            return [self._adopted_as(tensor, name) for tensor, name in named]
+
+
 class _Told(TorchDispatchMode):
     """Tells C++ of fakes on the device what their derivatives can work with, where no recording goes on."""
 
@@ -126,6 +149,7 @@ def told(elsewhere: Elsewhere) -> Iterator[None]:
     """Inside the block fakes on the device may be differentiated."""
     with (
         device_queries(elsewhere),
+        grouped_as_there(),
         torch.library._scoped_library("aten", "IMPL") as library,
         _Told(elsewhere),
     ):
@@ -142,18 +166,26 @@ def _nobody(*_args: Any, **_kwargs: Any) -> Any:
     raise NotImplementedError("a kernel of a device that is not here")
 
 
+R = TypeVar("R", bound=Recorder)
+_THERE: Mapping[type[Recorder], type[ElsewhereRecorder]] = {
+    Recorder: ElsewhereRecorder,
+    StepRecorder: ElsewhereStepRecorder,
+}
+
+
 def recorder_for(
     elsewhere: Elsewhere | None,
+    kind: type[R],
     listening: Callable[[Any], RecordingListener],
     fake_mode: FakeTensorMode,
     **options: Any,
-) -> Recorder:
-    """A recorder for a device, or for that on which the tensors are."""
+) -> R:
+    """A recorder of a kind, for a device or for that on which the tensors are."""
     if elsewhere is None:
-        return Recorder(listening, fake_mode, **options)
-    recorder = ElsewhereRecorder(listening, fake_mode, **options)
+        return kind(listening, fake_mode, **options)
+    recorder: Any = _THERE[kind](listening, fake_mode, **options)
     recorder.for_device(elsewhere)
-    return recorder
+    return recorder  # type: ignore[no-any-return]
 
 
 def _is(kind: str, _elsewhere: Elsewhere, tensor: Tensor) -> bool:
@@ -199,9 +231,10 @@ ANSWERS: Mapping[Any, Answer] = {
 
 @contextmanager
 def device_queries(elsewhere: Elsewhere) -> Iterator[None]:
-    """Inside the block this thread's questions for a device are noted; autocast asks none there."""
+    """Inside the block this thread's questions for a device are noted; autocast asks none there, and scalers
+    of gradients are refused."""
     here, starting = threading.get_ident(), list[object]()
-    available, begin = torch.cuda.is_available, autocast.__init__
+    available, begin, scale = torch.cuda.is_available, autocast.__init__, GradScaler.scale
 
     def is_available() -> bool:
         if starting and threading.get_ident() == here:
@@ -223,7 +256,17 @@ def device_queries(elsewhere: Elsewhere) -> Iterator[None]:
         finally:
             starting.pop()
 
-    with patched(torch.cuda, "is_available", is_available), patched(autocast, "__init__", starts):
+    def scaled(self: Any, outputs: Any) -> Any:
+        if threading.get_ident() == here:
+            what = f"a GradScaler cannot be recorded for {elsewhere.device.type}"
+            raise UnsupportedOperator(what, why=SCALER, remedy=WITHOUT_SCALER)
+        return scale(self, outputs)
+
+    with (
+        patched(torch.cuda, "is_available", is_available),
+        patched(autocast, "__init__", starts),
+        patched(GradScaler, "scale", scaled),
+    ):
         yield
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from whence._torch.elsewhere.casting import Casting
+from whence._torch.elsewhere.fused import WITHOUT_RULE, updated
 from whence._torch.elsewhere.layouts import laid_out
 from whence._torch.fakes import DEVICE, as_leaf, fake_at
 from whence._torch.sizes.symbols import mode_for_sizes
@@ -101,6 +102,8 @@ def _dispatched(
 ) -> Any:
     if func is DEVICE and isinstance(args[0], FakeTensor):
         return elsewhere.told(args[0].device)
+    if func in WITHOUT_RULE:
+        return updated(mode, func, args, kwargs or {})
     result = FakeTensorMode.dispatch(mode, func, types, args, elsewhere.meant(kwargs or {}))
     return laid_out(mode, func, args, result)
 

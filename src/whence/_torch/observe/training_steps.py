@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
-from torch.optim import Optimizer
+from torch.optim import ASGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import (
     _global_optimizer_post_hooks,
@@ -380,6 +380,11 @@ def method_of(name: str, optimizer: Optimizer) -> object:
 def all_members_of(optimizer: object) -> list[Optimizer]:
     """The optimizers that one is made of, and those inside of them."""
     return [inner for member in members_of(optimizer) for _, inner in with_inner(member)]
+
+
+def counts_beside(optimizer: object, parameter: Tensor) -> bool:
+    """Whether an optimizer keeps what it counts of a parameter on the device of that in any case."""
+    return any(isinstance(each, ASGD) and parameter in each.state for each in all_members_of(optimizer))
 
 
 def common_state(optimizer: Optimizer) -> Iterator[tuple[Any, Any]]:

@@ -18,13 +18,15 @@ NAMES = {
         _dispatch_tls_local_exclude_set _dispatch_tls_local_include_set
         _dispatch_tls_set_dispatch_key_excluded _dispatch_tls_set_dispatch_key_included
         _get_cudnn_sdp_enabled _get_flash_sdp_enabled _get_math_sdp_enabled _get_mem_efficient_sdp_enabled
-        _get_mkldnn_enabled _get_sdp_priority_order _get_torch_function_state _is_any_autocast_enabled
+        _get_mkldnn_enabled _get_sdp_priority_order _get_torch_function_state
+        _group_tensors_by_device_and_dtype _is_any_autocast_enabled
         _is_fwd_grad_enabled _len_torch_dispatch_stack _len_torch_function_stack
         _meta_in_tls_dispatch_include _only_lift_cpu_tensors _set_grad_enabled
         _set_fwd_grad_enabled _set_meta_in_tls_dispatch_include
         _set_mkldnn_enabled _set_only_lift_cpu_tensors _set_sdp_priority_order _set_sdp_use_cudnn
         _set_sdp_use_flash _set_sdp_use_math _set_sdp_use_mem_efficient _set_throw_on_mutable_data_ptr
         _set_torch_function_state _set_warn_deprecated_on_mutable_data_ptr
+        _swap_tensor_impl
     """,
     "torch._C.DispatchKey": "ADInplaceOrView AutocastCUDA Autograd CompositeImplicitAutograd",
     "torch._C._autograd": """
@@ -75,8 +77,12 @@ NAMES = {
     "torch.nn.modules.module": """
         _global_backward_hooks _global_backward_pre_hooks _global_forward_hooks _global_forward_pre_hooks
     """,
-    "torch.optim.optimizer": "_global_optimizer_post_hooks _global_optimizer_pre_hooks",
+    "torch.optim.optimizer": """
+        _foreach_supported_types _global_optimizer_post_hooks _global_optimizer_pre_hooks
+    """,
     "torch.overrides": "_get_current_function_mode_stack _pop_mode _push_mode",
+    "torch.utils": "_foreach_utils",
+    "torch.utils._foreach_utils": "_foreach_supported_types",
     "torch.utils._python_dispatch": """
         TorchDispatchMode _disable_current_modes _get_current_dispatch_mode_stack _pop_mode _push_mode
         is_traceable_wrapper_subclass
@@ -99,7 +105,7 @@ ATTRIBUTES = {
     "torch.Generator": "_cdata",
     "torch.ScriptObject": "_type",
     "torch.Tensor": """
-        _backward_hooks _base _has_symbolic_sizes_strides _is_view _make_subclass _nnz
+        _backward_hooks _base _cdata _has_symbolic_sizes_strides _is_view _make_subclass _nnz
         _post_accumulate_grad_hooks _version
     """,
     "torch.UntypedStorage": "_cdata",

@@ -9,6 +9,7 @@ from whence._torch.elsewhere.recorder import recorder_for
 from whence._torch.elsewhere.target import Elsewhere
 from whence._torch.fakes import FakeTensorMode
 from whence._torch.function_tracer import FunctionTracer
+from whence._torch.record.recorder import Recorder
 from whence.tracing.listening.branches import Branches
 from whence.tracing.listening.model_acts import ModelActs
 from whence.tracing.listening.operations import Operations
@@ -59,6 +60,7 @@ def new_session(
     branches, functions = Branches(run, differentiates=reuse.joint), FunctionTracer()
     recorder = recorder_for(
         elsewhere,
+        Recorder,
         lambda recorder: Operations(run, recorder, ModelActs(run, recorder, branches), names),
         mode,
         keeps_composites=reuse.composites,

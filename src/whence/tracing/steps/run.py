@@ -82,7 +82,7 @@ def record_step(
     refuse_kinds(subject, differentiates=True)
     run_of_step = state_of_run(subject, lines, interrupts, wish.reuse, record_step.__code__, engine_code())
     names, mode = attribute_tensor_names(subject), mode_of(example, subject.state)
-    session = new_step_session(run_of_step, mode, names, wish.reuse, found)
+    session = new_step_session(run_of_step, mode, names, wish.reuse, found, example.elsewhere)
     outside = enclosed_by(subject.call)
     outside.look_at_modules(type(subject.roots[0][1]).__name__, subject.named_modules())
     outside.look_at(tensor_attributes(subject.state))
@@ -174,7 +174,8 @@ def _run(
     with ExitStack() as active:
         prepared = prepare(session, example, subject.state)
         taken = take()
-        begun = [*session.step.counting.known.items(), *beginnings(taken)]
+        numbers = session.step.counting.known.items()
+        begun = [*numbers, *beginnings(taken)] if example.decides else []
         session.step.begin(_gradient_leaves(prepared), (row.tensor for row in subject.state))
         undoing.later(_without_gradients(prepared))
         active.enter_context(listening(session, session.calls, prepared, reads))

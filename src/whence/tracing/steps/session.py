@@ -19,6 +19,8 @@ from whence._torch.autograd.nodes import (
     nodes_below_tensors,
     sequence_number,
 )
+from whence._torch.elsewhere.recorder import recorder_for
+from whence._torch.elsewhere.target import Elsewhere
 from whence._torch.fakes import FakeTensor, FakeTensorMode
 from whence._torch.function_tracer import FunctionTracer
 from whence._torch.observe.module_calls import ObservedCall
@@ -449,12 +451,19 @@ class StepSession(Session):
 
 
 def new_step_session(
-    run: RunState, mode: FakeTensorMode, names: Mapping[int, str], reuse: Reuse, found: Optimizing
+    run: RunState,
+    mode: FakeTensorMode,
+    names: Mapping[int, str],
+    reuse: Reuse,
+    found: Optimizing,
+    elsewhere: Elsewhere | None = None,
 ) -> StepSession:
     """What hears the run of a step, in which no optimizer but this one may run."""
     branches, functions = Branches(run, differentiates=reuse.joint), FunctionTracer()
     step = StepNotes(begins=not any(found.pieces()))
-    recorder = StepRecorder(
+    recorder = recorder_for(
+        elsewhere,
+        StepRecorder,
         lambda recorder: StepOperations(run, recorder, StepActs(run, recorder, branches, step), names, step),
         mode,
         functions=functions,
