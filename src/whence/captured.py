@@ -334,6 +334,7 @@ def capture_step(
     dynamic_shapes: Any = None,
     reuse: bool = True,
     decide: str | None = None,
+    device: str | None = None,
 ) -> Program:
     """Record a whole training step: forward, backward, and what the optimizer does.
 
@@ -348,26 +349,25 @@ def capture_step(
     `optimizer.state['layers.0.weight']['exp_avg']` and `of` the parameter), learning rates
     (`optimizer.param_groups[0]['lr']`) and the arguments. Every new value of these is an output of kind
     `mutation`, every gradient that the step leaves in `.grad` one of kind `gradient`, and what `step` returns
-    are user outputs. What the optimizer, clipping of gradients and `zero_grad` compute has the phase
-    `optimizer`; where it is about one parameter alone, its origin names the first call of the module that
-    holds it.
+    are user outputs. What the optimizer, clipping and `zero_grad` compute has the phase `optimizer`; where it
+    is about one parameter alone, its origin names the first call of the module that holds it.
 
     Other values in the optimizer's groups are constants, in `program.step.settings`, that `bind` compares in
     every call; so is a learning rate by which the optimizer decides. An optimizer that has not taken a step
     yet is captured as all steps from then on are, if its state begins as constants, as Adam's does.
     `dynamic_shapes`, `reuse` and `decide` are those of `capture`; where the model runs again after a
-    backward, nothing is replayed, and `program.replay` says so.
+    backward, nothing is replayed. With `device` (`"cuda:sm90"`) it is the program of that device, which need
+    not be here: model and optimizer are fakes there for the run (`presumed`).
 
     Numbers that the step advances around it (`self.global_step += 1`), tensors that it replaces there
     (`self.hidden = hidden.detach()`), and gradients of the step before are inputs, too
-    (`InputKind.STEP_STATE`); what it appends to lists, or puts under names and keys, are outputs of kind
-    `effect`.
+    (`InputKind.STEP_STATE`); what it appends to lists, or puts under names and keys, are `effect` outputs.
 
     Raises `UnsupportedStep` for what one program cannot repeat (what the step takes out of containers, or
     collects and reads), and everything that `capture` raises.
     """
     UsageError.refuse(decide_faults(decide))
-    given = tracing.Given(args, kwargs, dynamic_shapes, decide=decide)
+    given = tracing.Given(args, kwargs, dynamic_shapes, decide=decide, device=device)
     return _captured_step(step, given, one_module(model), optimizer, reuse=reuse)
 
 

@@ -48,7 +48,8 @@ HELD_BY_CLASSES = (property, classmethod, staticmethod, functools.partialmethod)
 class Describer:
     """Describes the values of one capture: holders and tensors keep their numbers.
 
-    `lasting` gives, by identity, what is described in the place of a tensor that FSDP manages: the shard.
+    `lasting` gives, by identity, what is described in the place of a tensor: the shard where FSDP manages it,
+    a fake on another device where it lay there for the run.
     `registered` are the tensors that a model is asked for by name: another one of the kind will do in their
     place. Of any other tensor the program has the very object. `named` are attributes that the code spells.
     Strides are exact `with_strides`; otherwise those of a copy will do. At `places` a step puts something.

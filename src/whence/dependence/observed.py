@@ -1,6 +1,6 @@
 """What a capture saw its model read."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -94,7 +94,8 @@ class Observed:
     run would find otherwise. `variables` are globals, closures and the environment, as code near the model
     found them, with the beginning of that code. `named` are the names in code of the user that ran or may
     run, `spelled` these and those of a step's own code. At the `places` of a step every run finds something
-    else: a container by identity, and a key, or None for what is in it.
+    else: a container by identity, and a key, or None for what is in it. Tensors that lay on another device
+    for the run were `there`, by identity, as these others.
     """
 
     call: Callable[..., Any]
@@ -107,3 +108,4 @@ class Observed:
     named: frozenset[str] = frozenset()
     spelled: frozenset[str] = frozenset()
     places: frozenset[tuple[int, Any]] = frozenset()
+    there: Mapping[int, Tensor] = field(default_factory=dict)

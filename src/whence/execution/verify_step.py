@@ -29,6 +29,7 @@ from whence.execution.verify import Verification, compared, with_calls
 from whence.program import FlatProgram, Named
 from whence.program.arguments.optimizer_arguments import Step, is_number
 from whence.program.names import InWords, OfClass
+from whence.program.state import refuse_elsewhere
 from whence.schema import InputKind
 from whence.tracing.answers import told_to
 from whence.tracing.steps.enclosed_state import enclosed_by
@@ -53,6 +54,7 @@ def verify_step(
     Both begin without gradients. Raises `UsageError` for another model or optimizer than the step runs.
     """
     step: Any = program.step
+    refuse_elsewhere(program)
     subject = subject_of(model)
     refuse_uninitialised(subject)
     optimizer = step.optimizer if optimizer is None else as_one_optimizer(optimizer)

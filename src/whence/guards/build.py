@@ -167,7 +167,7 @@ def guards_of(program: FlatProgram, observed: Observed, made: Sequence[Tensor] =
     """
     things = located(observed)
     numbers = {id(row.thing): row.holder.number for row in things}
-    lasting = managed_parameters(module for _, module in observed.modules)
+    lasting = {**managed_parameters(module for _, module in observed.modules), **observed.there}
     registered = _registered_tensors(observed) | set(map(id, made))
     laid_out = _tensors_laid_out(program)
     describer = Describer(numbers, lasting, registered, observed.spelled, laid_out, observed.places)

@@ -54,11 +54,12 @@ def refuse_elsewhere(program: FlatProgram) -> None:
     is_there = all(not isinstance(tensor, FakeTensor) for tensor in held)
     if is_there and torch.get_device_module(kind).is_available():
         return
+    beside = "" if program.step is None else ", optimizer"
     raise UsageError(
         f"the program of {program.name} was captured for {wanted} and cannot run here",
         why="it was recorded from fake tensors alone, and its operators are those of that device",
-        remedy=f"where that device is, run it on the model there: program.bind(model.to({kind!r})); to run "
-        "here, capture without device",
+        remedy=f"where that device is, run it on the model there: program.bind(model.to({kind!r}){beside}); "
+        "to run here, capture without device",
     )
 
 

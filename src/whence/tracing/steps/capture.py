@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whence._torch.elsewhere.recorder import told
 from whence._torch.observe.hooks import hooks_on_gradient
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.dependence.observed import Observed
@@ -20,18 +21,20 @@ from whence.tracing.answers import Answers
 from whence.tracing.assembling.assemble import finished
 from whence.tracing.attempt import attempted
 from whence.tracing.decisions import DECIDES
+from whence.tracing.elsewhere import recorded_there
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.reuse import Reuse, until_it_holds
 from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.steps.attribution import attribute_step
-from whence.tracing.steps.enclosed_state import begin_scales, scales_of
+from whence.tracing.steps.enclosed_state import begin_scales, refuse_scalers, scales_of
 from whence.tracing.steps.first_step import StepAssumptions
 from whence.tracing.steps.host.host_run import HostAssumptions
 from whence.tracing.steps.host.of_model import without_host
-from whence.tracing.steps.optimizer import Optimizing, optimizing
+from whence.tracing.steps.optimizer import Optimizing, optimizing, state_there
 from whence.tracing.steps.run import record_step
 from whence.tracing.steps.session import StepSession
 from whence.tracing.target.eligibility import refuse_inference_mode, refuse_uninitialised
+from whence.tracing.target.elsewhere import elsewhere_of
 from whence.tracing.target.example import Example, Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding
 from whence.tracing.target.subject import Subject, step_subject
@@ -64,7 +67,12 @@ def capture_step(
         wish = StepAssumptions(reuse=wanted, host=beside, beside=beside)
         return until_it_holds(wish, partial(_attempted, step, given, model, optimizer))
 
-    return captured_for_sizes(given, once)
+    elsewhere = elsewhere_of(given)
+    if elsewhere is None:
+        return captured_for_sizes(given, once)
+    with told(elsewhere):
+        program, observed = captured_for_sizes(replace(given, elsewhere=elsewhere), once)
+    return program.under(device=str(elsewhere), presumed=tuple(elsewhere.presumed)), observed
 
 
 def _attempted(
@@ -73,7 +81,13 @@ def _attempted(
     def run(interrupts: Interrupts) -> tuple[FlatProgram, Observed, StepSession]:
         subject = step_subject(step, model)
         found = replace(optimizing(subject, optimizer), owned=wish.owned)
-        return _captured(subject, example_of(subject, given), found, interrupts, wish)
+
+        def record(given: Given) -> tuple[FlatProgram, Observed, StepSession]:
+            return _captured(subject, example_of(subject, given), found, interrupts, wish)
+
+        if given.elsewhere is not None:
+            refuse_scalers(subject.call)
+        return recorded_there(given, subject, state_there(found), record)
 
     return attempted(given, run)
 

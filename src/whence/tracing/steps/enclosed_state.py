@@ -17,6 +17,7 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from whence._torch.elsewhere.recorder import SCALER, WITHOUT_SCALER
 from whence._torch.files import is_installed, is_library
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
 from whence._torch.observe.training_steps import schedules_in
@@ -43,7 +44,7 @@ from whence.dependence.snapshots import (
     save_all,
     way_back,
 )
-from whence.errors import Place, UnsupportedStep
+from whence.errors import Place, UnsupportedStep, UsageError
 from whence.provenance import ModulePath
 from whence.tracing.reads.outside_modules import OF_MODULES
 from whence.tracing.reads.type_queries import is_answer
@@ -250,6 +251,12 @@ def begin_scales(step: Callable[..., Any], device: torch.device) -> None:
     for scaler in _scalers_of(step):
         if not any(isinstance(value, Tensor) for value in own_attributes(scaler).values()):
             scaler.scale(torch.zeros((), device=device))
+
+
+def refuse_scalers(step: Callable[..., Any]) -> None:
+    """Raise `UsageError` for a scaler of gradients that a step closes over, also one that is turned off."""
+    if any(True for _ in _scalers_of(step)):
+        raise UsageError("the step holds a GradScaler", why=SCALER, remedy=WITHOUT_SCALER)
 
 
 def _scalers_of(step: Callable[..., Any]) -> Iterator[GradScaler]:

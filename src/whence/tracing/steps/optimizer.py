@@ -18,6 +18,7 @@ from whence._torch.observe.training_steps import (
     all_members_of,
     as_one_optimizer,
     common_state,
+    counts_beside,
     is_optimizer,
     members_of,
     optimizer_hooks,
@@ -51,6 +52,10 @@ from whence.tracing.target.subject import StateTensor, Subject
 
 RATE = "lr"
 """The value of a parameter group that schedules change between steps: an input, where that can be."""
+_COUNTS = frozenset({"step", "mu_product"})
+"""State that is on the CPU, whatever device the parameters are on."""
+_BY_KERNELS = ("capturable", "fused")
+"""Options with which kernels read it."""
 Key = tuple[StateHome, Way]
 """Where a piece of state is kept, and the way to it, or to what is in it."""
 
@@ -300,6 +305,23 @@ def strange_state(found: Optimizing) -> list[Fault]:
         for part in state_parts(piece.value, piece.way, piece.path)
         if not part.is_known
     ]
+
+
+def state_there(found: Optimizing) -> dict[str, Tensor]:
+    """The tensors of the state that are on the device of their parameter, by path: as optimizers make them,
+    and as `load_state_dict` moves them."""
+    rows = (row for row in found.entries() if isinstance(row.value, Tensor))
+    return {row.path: row.value for row in rows if _follows_parameter(row, found)}
+
+
+def _follows_parameter(entry: OptimizerEntry, found: Optimizing) -> bool:
+    if entry.parameter is None or found.optimizer is None:
+        return False
+    if entry.way[-1] not in _COUNTS or counts_beside(found.optimizer, entry.parameter.tensor):
+        return True
+    rows = zip(found.groups, found.optimizer.param_groups, strict=True)
+    group = next(group for owned, group in rows if any(row is entry.parameter for row in owned))
+    return any(group.get(key) for key in _BY_KERNELS)
 
 
 def is_plain(value: object) -> bool:

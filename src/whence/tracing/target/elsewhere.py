@@ -65,7 +65,7 @@ def moved(model: Callable[..., Any], given: Given, backward: Any) -> Relocated:
     twins = Twins(elsewhere, vary=given.dynamic_shapes is not None)
     twins.stay(value for _, _, _, value in subject.things if isinstance(value, Tensor))
     with_twins = partial(_copy_of_module, twins)
-    args, kwargs = _twin_arguments(twins, given)
+    args, kwargs = twin_arguments(twins, given)
     for row in subject.state:
         twins.of(row.tensor)
     loss = with_twins(backward) if _is_of_module(backward) else backward
@@ -74,7 +74,7 @@ def moved(model: Callable[..., Any], given: Given, backward: Any) -> Relocated:
 
 def _checked_subject(model: Callable[..., Any], given: Given) -> Subject:
     subject = subject_of(model)
-    UsageError.refuse([*_model_faults(subject, model), *_input_faults(given)])
+    UsageError.refuse([*_model_faults(subject, model), *input_faults(given)])
     return subject
 
 
@@ -85,6 +85,11 @@ def _model_faults(subject: Subject, model: object) -> Iterator[Fault]:
             why="what a function reads of modules and tensors around it cannot be put on another device",
             remedy="with device, pass the module itself or a method of it",
         )
+    yield from state_faults(subject)
+
+
+def state_faults(subject: Subject) -> Iterator[Fault]:
+    """The parameters and buffers that no twin stands for."""
     for row in subject.state:
         if is_lazy(row.tensor) or not is_movable(row.tensor):
             yield Fault(
@@ -94,7 +99,8 @@ def _model_faults(subject: Subject, model: object) -> Iterator[Fault]:
             )
 
 
-def _input_faults(given: Given) -> Iterator[Fault]:
+def input_faults(given: Given) -> Iterator[Fault]:
+    """The inputs that no twin stands for."""
     leaves = tree_flatten((given.args, given.kwargs))[0]
     strange = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not is_movable(leaf)]
     for leaf in strange:
@@ -105,7 +111,8 @@ def _is_of_module(thing: object) -> bool:
     return isinstance(thing.__self__ if isinstance(thing, MethodType) else thing, nn.Module)
 
 
-def _twin_arguments(twins: Twins, given: Given) -> Any:
+def twin_arguments(twins: Twins, given: Given) -> Any:
+    """The arguments, there."""
     leaves, spec = tree_flatten((given.args, given.kwargs))
     return tree_unflatten([twins.of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec)
 
