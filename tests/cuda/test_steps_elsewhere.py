@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer, RMSprop
 
 import whence
@@ -209,18 +210,25 @@ def test_such_a_program_does_not_run_here() -> None:
     assert "program.bind(model.to('cuda'), optimizer)" in str(caught.value)
 
 
-def test_autocast_there_is_refused() -> None:
-    """As in a model: which dtypes it gives is not known without the device."""
+@pytest.mark.parametrize("varies", [False, True], ids=["fixed", "open sizes"])
+def test_autocast_casts_in_every_attempt(varies: bool) -> None:
+    """A first step is recorded twice, with and without the optimizer's state: weights are cast in both."""
     model, optimizer = small(AdamW)
 
     def step(x: Tensor) -> None:
+        optimizer.zero_grad()
         with torch.autocast("cuda", torch.bfloat16):
             loss = F.mse_loss(model(x), x[:, :2])
         loss.backward()
         optimizer.step()
 
-    with pytest.raises(whence.UnsupportedOperator, match=r"autocast\('cuda'\) cannot be recorded"):
-        whence.capture_step(step, (torch.ones(3, 4),), model=model, optimizer=optimizer, device="cuda")
+    shapes: Any = ({0: Dim("rows", min=2, max=64)},) if varies else None
+    program = whence.capture_step(
+        step, (torch.ones(3, 4),), model=model, optimizer=optimizer, device="cuda", dynamic_shapes=shapes
+    )
+    products = [node.meta["val"].dtype for node in program.graph.nodes if "mm" in str(node.target)]
+    assert products and set(products) == {torch.bfloat16}
+    assert {row.value.dtype for row in program.signature.state} == {torch.float32}
 
 
 @on_a_device

@@ -155,10 +155,7 @@ def buffered(model: Any) -> dict[str, Any]:
 REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "a hook": (hooked, "0.weight has gradient hooks"),
     "a buffer as an input": (buffered, "an input is held of the model"),
-    "sizes that vary": (
-        lambda _: {"dynamic_shapes": {"x": {0: torch.export.Dim.AUTO}}},
-        "device does not work with dynamic_shapes",
-    ),
+    "values of the example": (lambda _: {"decide": "example"}, "device does not work with decide='example'"),
     "another device": (lambda _: {"device": "xpu"}, "device cannot be 'xpu'"),
 }
 

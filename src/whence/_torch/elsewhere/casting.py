@@ -39,8 +39,8 @@ class Casting:
         before, casts = (self._casts, self._new), torch.is_autocast_enabled(self._kind)
         self._casts, self._new = False, ()
         for tensor in _tensors(given) if casts and torch.is_grad_enabled() else ():
-            if tensor.is_leaf and tensor.requires_grad and id(tensor) not in self._leaves:
-                self._leaves[id(tensor)] = get_gradient_edge(tensor)  # which is alive as long as this is
+            if tensor.is_leaf and tensor.requires_grad:  # each time: another may be behind it in another run
+                self._leaves[id(tensor)] = get_gradient_edge(tensor)
         self._casts = casts
         try:
             yield
