@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -277,11 +278,23 @@ def test_open_sizes_are_those_that_are_given() -> None:
     for wrong in (-3, 2.5, "3", True):
         with pytest.raises(whence.UsageError, match=f"no size can be batch={wrong!r}"):
             program.cost(sizes={"batch": wrong})  # type: ignore[dict-item]
-    masked = whence.capture(lambda x: x[x > 0] * 2, (X,))
-    with pytest.raises(whence.UsageError, match="is decided by data"):
-        masked.cost()
-    with pytest.raises(whence.UsageError, match="is decided by data"):
-        masked.memory()
+
+
+def _above(x: Tensor) -> Tensor:
+    return torch.cat([x[x > 0], x[x > 0.5]])
+
+
+def test_sizes_that_data_decide_are_to_be_given() -> None:
+    """The error names all of them at once, those in sums too, and what it says to do works."""
+    program = whence.capture(_above, (X,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for ask in (program.cost, program.memory, program.report):
+        with pytest.raises(whence.UsageError, match="sizes that data decide") as failed:
+            ask()
+        given = ast.literal_eval(str(failed.value).partition("sizes=")[2].partition("\n")[0])
+        assert len(given) == 2 and "batch" not in given
+        assert ask(sizes=given) is not None
+        with pytest.raises(whence.UsageError, match="a size that data decide"):
+            ask(sizes=dict([given.popitem()]))
 
 
 @pytest.mark.parametrize("name", ["llama", "bert"])

@@ -207,7 +207,7 @@ def cost_of(
     """Read from shapes alone; nothing runs. Raises `UsageError` for sizes that are known to no one."""
     found = device_of(device)
     counting = _Counting(checked_sizes(program, sizes), found)
-    with data_named():
+    with data_named(program, sizes):
         counting.count(program.graph_module, 1)
         rows = tuple(_call_costs(program, counting.nodes, counting.sizes, found))
         unread = dict(_unread(program, counting))
@@ -351,7 +351,7 @@ def checked_sizes(program: FlatProgram, sizes: Mapping[str, int] | None) -> Mapp
     """The sizes that were given; raises `UsageError` for names that no size has, and for no sizes."""
     if not sizes:
         return {}
-    known = {name for node in program.nodes() for name in names_of_sizes(node.meta.get("val"))}
+    known = _names_of(program.nodes())
     if wrong := [name for name in sizes if name not in known]:
         names = ", ".join(sorted(known)) or "none: all sizes are fixed"
         raise UsageError(f"no open size is called {', '.join(wrong)}", remedy=f"open sizes are {names}")
@@ -364,15 +364,22 @@ def _is_size(size: object) -> bool:
     return isinstance(size, int) and not isinstance(size, bool) and size >= 0
 
 
+def _names_of(nodes: Iterable[fx.Node]) -> set[str]:
+    return {name for node in nodes for name in names_of_sizes(node.meta.get("val"))}
+
+
 @contextmanager
-def data_named() -> Iterator[None]:
-    """A size that data decide is an error that names it."""
+def data_named(program: FlatProgram, sizes: Mapping[str, int] | None) -> Iterator[None]:
+    """Sizes that data decide are an error that names all of them: those of no input, and not given."""
     try:
         yield
     except UnknownAtHand as unknown:
+        of_inputs = _names_of(node for node in program.graph.nodes if node.op == "placeholder")
+        given = {**dict.fromkeys(_names_of(program.nodes()) - of_inputs, 8), **(sizes or {})}
+        missing = sorted(given.keys() - (sizes or {}).keys()) or [str(unknown)]
         raise UsageError(
-            f"the size {unknown} is decided by data",
-            remedy=f"say which it is to be: sizes={{'{unknown}': 8}}",
+            f"{', '.join(missing)}: {'sizes' if missing[1:] else 'a size'} that data decide",
+            remedy=f"say which it is to be: sizes={given or {str(unknown): 8}}",
         ) from unknown
 
 

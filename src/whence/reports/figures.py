@@ -104,6 +104,6 @@ def _owner_of(row: Input) -> dict[str, Any]:
 
 def _bases(program: FlatProgram, sizes: Mapping[str, int] | None) -> dict[str, str]:
     """Of each view: the first node that made the memory in which it lies."""
-    with data_named():
+    with data_named(program, sizes):
         bases: Mapping[fx.Node, tuple[fx.Node, ...]] = Storages(program, checked_sizes(program, sizes)).bases
     return {node.name: row[0].name for node, row in bases.items() if row and row[0] is not node}

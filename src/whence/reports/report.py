@@ -119,7 +119,7 @@ def report_of(
     only data decide."""
     cost = cost_of(program, device, sizes)
     storages = Storages(program, sizes or {}, measured=measured_if(measure))
-    with data_named():
+    with data_named(program, sizes):
         memory, again = memory_in(storages), recomputing_of(storages, cost)
     kept, unknown = _kept_by_call(program, memory)
     rows = []

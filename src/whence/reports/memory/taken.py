@@ -126,7 +126,7 @@ def memory_of(
     program: FlatProgram, sizes: Mapping[str, int] | None = None, *, measure: bool = False
 ) -> Memory:
     """Read from shapes alone; nothing runs, but for kernels that are to be measured."""
-    with data_named():
+    with data_named(program, sizes):
         return memory_in(Storages(program, checked_sizes(program, sizes), measured=measured_if(measure)))
 
 
