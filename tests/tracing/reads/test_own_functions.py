@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import whence
+from whence.dependence.asking import attempt
 from whence.errors import StaleCapture
 from whence.tracing.reads import own_functions
 
@@ -178,20 +179,52 @@ def test_a_check_while_another_thread_captures(
     if replaced_before:
         for owner, name in REPLACED_BEFORE:
             monkeypatch.setattr(owner, name, partial(getattr(owner, name)))
-    program, found = whence.capture(model, (_X,), backward=True), list[object]()
+    program = whence.capture(model, (_X,), backward=True)
+    waits = _Waits()
+    found = _while(partial(whence.capture, waits, (_X,), backward=True), partial(program.check, model, (_X,)))
+    assert found == []
 
-    def check() -> None:
+
+def _while(capture: Callable[[], object], look: Callable[[], object]) -> object:
+    """What another thread finds in the middle of a capture."""
+    found: list[object] = []
+
+    def work() -> None:
         _MIDDLE.wait(60)
-        found.append(program.check(model, (_X,)))
+        found.append(attempt(look))
         _DONE.set()
 
-    looks = threading.Thread(target=check)
+    looks = threading.Thread(target=work)
     looks.start()
-    whence.capture(_Waits(), (_X,), backward=True)
+    capture()
     looks.join()
     _MIDDLE.clear()
     _DONE.clear()
-    assert found == [[]]
+    return found[0]
+
+
+def _stepping(model: nn.Module) -> tuple[Callable[[Tensor], Tensor], torch.optim.Optimizer]:
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step, optimizer
+
+
+def test_a_bound_step_while_another_thread_captures_one() -> None:
+    """The optimizer's methods are its own, whatever a capture has put there for its time."""
+    model, waits = nn.Linear(4, 4), _Waits()
+    step, optimizer = _stepping(model)
+    run = whence.capture_step(step, (_X,), model=model, optimizer=optimizer).bind(model, optimizer)
+    run(_X)
+    other, others = _stepping(waits)
+    capture = partial(whence.capture_step, other, (_X,), model=waits, optimizer=others)
+    assert isinstance(_while(capture, partial(run, _X)), Tensor)
 
 
 REPLACED_BEFORE = ((torch, "is_grad_enabled"), (builtins, "max"), (F, "linear"))

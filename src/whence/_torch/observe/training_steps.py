@@ -398,13 +398,18 @@ def with_common_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def optimizer_hooks(optimizer: Optimizer | Optimizers) -> list[Any]:
-    """The hooks that run before and after the optimizer's steps, its own and those for all optimizers."""
+    """The hooks that run before and after the optimizer's steps, its own and those for all optimizers; not
+    that of a capture, which may go on in another thread."""
     if isinstance(optimizer, Optimizers):
         return [hook for member in optimizer.members for hook in optimizer_hooks(member)]
     held: list[dict[int, Any]] = [_global_optimizer_pre_hooks, _global_optimizer_post_hooks]
     for _, member in with_inner(optimizer):
         held += [member._optimizer_step_pre_hooks, member._optimizer_step_post_hooks]
-    return [hook for hooks in held for hook in hooks.values()]
+    return [hook for hooks in held for hook in hooks.values() if not _is_of_a_capture(hook)]
+
+
+def _is_of_a_capture(hook: Any) -> bool:
+    return isinstance(hook, FunctionType) and hook.__code__.co_filename == __file__
 
 
 def note_step(optimizer: Optimizer | Optimizers) -> None:

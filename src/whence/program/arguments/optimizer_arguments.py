@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_attributes
+from whence._torch.patching import without_patches
 from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.sizes.numbers import is_recorded
 from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber, HostPlace
@@ -362,8 +363,8 @@ class Step:
 
     @property
     def replaced(self) -> list[Outside]:
-        """What the step finds another in the place of, of `actors`."""
-        return [row for row in self.actors or () if row.now() is not row.value]
+        """What the step finds another in the place of, of `actors`, but for what a capture puts there."""
+        return [row for row in self.actors or () if without_patches(row.now()) is not row.value]
 
     @property
     def zeroed(self) -> frozenset[str]:
