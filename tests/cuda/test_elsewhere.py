@@ -161,6 +161,20 @@ def test_dropout_between_recurrent_layers_is_refused() -> None:
         whence.capture(model, (torch.randn(5, 2, 4),), device="cuda", backward=True)
 
 
+class Factored(nn.Module):
+    """Calls an operator that PyTorch has a kernel for, and no rule on fakes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.geqrf(x)[0]
+
+
+def test_an_operator_without_a_rule_is_named() -> None:
+    """Its kernel is not here, and was looked for: an error of PyTorch's own."""
+    with pytest.raises(UnsupportedOperator, match="cannot run this on fake tensors") as caught:
+        whence.capture(Factored(), (torch.randn(4, 3),), device="cuda")
+    assert "geqrf" in str(caught.value)
+
+
 def small(dtype: torch.dtype = torch.float32) -> whence.Program:
     """A joint program for a device."""
     model = GPT(GPTConfig(16, 4, 16, 2, 2)).to(dtype)

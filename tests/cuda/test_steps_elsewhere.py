@@ -32,6 +32,7 @@ TOGETHER: dict[str, tuple[Made, dict[str, Any]]] = {
     "adamw": (AdamW, {"foreach": True}),
     "adamw one by one": (lambda held: AdamW(held, foreach=False), {}),
     "adamw fused": (lambda held: AdamW(held, fused=True), {}),
+    "adam fused with a tensor for its rate": (lambda held: Adam(held, torch.tensor(0.01), fused=True), {}),
     "rmsprop": (lambda held: RMSprop(held, momentum=0.5), {"foreach": True}),
     "adagrad": (Adagrad, {"foreach": True}),
     "adagrad fused": (lambda held: Adagrad(held, fused=True), {}),

@@ -152,9 +152,16 @@ def buffered(model: Any) -> dict[str, Any]:
     return {"args": (model.held,)}
 
 
+def sparse(model: Any) -> dict[str, Any]:
+    model.embedding = nn.Embedding(4, 2, sparse=True)
+    model.embedding(torch.tensor([1])).sum().backward()
+    return {}
+
+
 REFUSED: dict[str, tuple[Callable[[Any], dict[str, Any]], str]] = {
     "a hook": (hooked, "0.weight has gradient hooks"),
     "a buffer as an input": (buffered, "an input is held of the model"),
+    "a sparse gradient": (sparse, "the gradient of embedding.weight is no plain dense tensor"),
     "values of the example": (lambda _: {"decide": "example"}, "device does not work with decide='example'"),
     "another device": (lambda _: {"device": "xpu"}, "device cannot be 'xpu'"),
 }

@@ -69,6 +69,10 @@ def _faults_in_place(subject: Subject, beside: Mapping[str, Tensor], given: Give
                 remedy="pass a copy (tensor.detach().clone()), or let the step read it from the model",
             )
     for row in subject.state:
+        gradient = row.tensor.grad if row.tensor.is_leaf else None
+        if gradient is not None and not is_movable(gradient):
+            words, remedy = f"the gradient of {row.paths[0]}", "take it away before: optimizer.zero_grad()"
+            yield Fault(f"{words} is no plain dense tensor", remedy=remedy)
         if hooks := "; ".join(gradient_hooks(row.tensor)):
             yield Fault(
                 f"{row.paths[0]} has gradient hooks: {hooks}",

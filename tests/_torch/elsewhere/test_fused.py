@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from whence._torch.elsewhere.fused import WITHOUT_RULE, updated
+from whence._torch.elsewhere.fused import FUSED, updated
 from whence._torch.elsewhere.target import Twins, spelled
 
 aten = torch.ops.aten
@@ -20,7 +20,7 @@ def test_what_is_updated_is_like_what_is_given(operator: Any, count: int) -> Non
     assert elsewhere is not None
     twins = Twins(elsewhere)
     lists = [[twins.of(torch.ones(2, 3).t()), twins.of(torch.ones(4))] for _ in range(3)]
-    assert operator in WITHOUT_RULE
+    assert operator in FUSED
     found = updated(twins.mode, operator, tuple(lists), _OF_SGD) or ()
     assert len(found) == count
     for made in found:

@@ -1,5 +1,5 @@
-"""Operators that update all parameters at once, and for which PyTorch has no rule on fakes: it would run
-the kernel."""
+"""Operators that update all parameters at once: PyTorch has rules on fakes for some of them, and would run
+the kernels of others."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ import torch
 from whence._torch.fakes import FakeTensorMode, fake_like
 
 aten = torch.ops.aten
-WITHOUT_RULE = frozenset(
-    getattr(operator, name)
-    for operator in (aten._fused_sgd, aten._fused_sgd_, aten._fused_adagrad, aten._fused_adagrad_)
-    for name in ("default", "tensor_lr")
+_OPERATORS = (
+    *(aten._fused_sgd, aten._fused_sgd_, aten._fused_adagrad, aten._fused_adagrad_),
+    *(aten._fused_adam, aten._fused_adam_, aten._fused_adamw, aten._fused_adamw_),
 )
+FUSED = frozenset(getattr(operator, name) for operator in _OPERATORS for name in ("default", "tensor_lr"))
 
 
 def updated(mode: FakeTensorMode, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

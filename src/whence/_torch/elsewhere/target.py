@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from whence._torch.elsewhere.casting import Casting
-from whence._torch.elsewhere.fused import WITHOUT_RULE, updated
+from whence._torch.elsewhere.fused import FUSED, updated
 from whence._torch.elsewhere.layouts import laid_out
 from whence._torch.fakes import DEVICE, as_leaf, fake_at
 from whence._torch.sizes.symbols import mode_for_sizes
@@ -93,6 +93,7 @@ def device_mode(elsewhere: Elsewhere, *, vary: bool = False) -> FakeTensorMode:
     `vary`."""
     mode: Any = mode_for_sizes(vary=vary)
     mode.dispatch = partial(_dispatched, elsewhere, mode)
+    mode.allow_fallback_kernels = False  # no kernel of the device is here
     setattr(mode, _MARK, elsewhere)
     return mode  # type: ignore[no-any-return]
 
@@ -102,7 +103,7 @@ def _dispatched(
 ) -> Any:
     if func is DEVICE and isinstance(args[0], FakeTensor):
         return elsewhere.told(args[0].device)
-    if func in WITHOUT_RULE:
+    if func in FUSED:
         return updated(mode, func, args, kwargs or {})
     result = FakeTensorMode.dispatch(mode, func, types, args, elsewhere.meant(kwargs or {}))
     return laid_out(mode, func, args, result)
