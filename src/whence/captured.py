@@ -363,8 +363,7 @@ def capture_step(
     (`self.hidden = hidden.detach()`), and gradients of the step before are inputs, too
     (`InputKind.STEP_STATE`); what it appends to lists, or puts under names and keys, are `effect` outputs.
 
-    Raises `UnsupportedStep` for what one program cannot repeat (what the step takes out of containers, or
-    collects and reads), and everything that `capture` raises.
+    Raises `UnsupportedStep` for what one program cannot repeat, and everything that `capture` raises.
     """
     UsageError.refuse(decide_faults(decide))
     given = tracing.Given(args, kwargs, dynamic_shapes, decide=decide, device=device)
@@ -373,13 +372,14 @@ def capture_step(
 
 def _captured_step(step: Any, given: tracing.Given, held: Any, optimizer: Any, **known: Any) -> Program:
     run = partial(tracing.capture_step, step, given, held, optimizer, **known)
-    program = _of_any_step(run, (step, (given.args, given.kwargs or {}), held, optimizer))
+    taking = partial(step_taken, step, (given.args, given.kwargs or {}), held, optimizer)
+    program = _of_any_step(run, taking, is_here=given.device is None)
     warn_if_told(program.asked)
     noted = replace(program.step, graph=program.graph_module)  # type: ignore[type-var]
     return program.with_changes(step=noted).under(dynamic_shapes=given.dynamic_shapes, decide=given.decide)
 
 
-def _of_any_step(run: Callable[[], tuple[FlatProgram, Observed]], taking: tuple[Any, ...]) -> Program:
+def _of_any_step(run: Callable[[], tuple[FlatProgram, Observed]], taking: Any, *, is_here: bool) -> Program:
     """The program of the step as it goes now; that of all later ones where the first one is another."""
     try:
         return _traced(run)
@@ -388,7 +388,7 @@ def _of_any_step(run: Callable[[], tuple[FlatProgram, Observed]], taking: tuple[
             raise
         first = error
     try:
-        with step_taken(*taking) as made:
+        with taking(instead=None if is_here else first) as made:
             program = _traced(run, made)
     except WhenceError as later:
         raise (first if not isinstance(later, CaptureError) or later.of_first_step else later) from None

@@ -95,6 +95,22 @@ def test_tensors_from_outside_are_named() -> None:
         whence.capture_step(step, (batch(),), model=model, optimizer=optimizer, device="cuda")
 
 
+def test_a_first_step_that_does_not_run_here_is_named() -> None:
+    """Momentum begins with the gradient, so that the step is taken once, for real: which this one is not."""
+    model, _ = small()
+    optimizer = SGD(model.parameters(), 0.1, momentum=0.9)
+
+    def step(x: Tensor) -> None:
+        (model(x).sum() * torch.ones((), device="cuda")).backward()
+        optimizer.step()
+
+    before = everything(model, optimizer)
+    if not torch.cuda.is_available():
+        with pytest.raises(whence.UnsupportedStep, match="first step makes"):
+            whence.capture_step(step, (batch(),), model=model, optimizer=optimizer, device="cuda")
+    assert everything(model, optimizer) == before
+
+
 def test_gradients_of_before_are_there() -> None:
     """A step that adds to them takes them as inputs."""
     model, optimizer = small()

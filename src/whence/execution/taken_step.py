@@ -6,11 +6,13 @@ the first batch makes. Whoever wants the program of all others takes one before,
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
 from whence._torch.observe.training_steps import as_one_optimizer
+from whence.dependence.asking import Failed, attempt
 from whence.execution.running import same_start, take
 from whence.execution.verify_step import optimizer_kept
 from whence.tracing.steps.enclosed_state import Enclosed, enclosed_by, without_tuples
@@ -20,11 +22,16 @@ from whence.tracing.target.subject import step_subject
 
 @contextmanager
 def step_taken(
-    step: Callable[..., Any], inputs: tuple[Any, Any], model: object, optimizer: object
+    step: Callable[..., Any],
+    inputs: tuple[Any, Any],
+    model: object,
+    optimizer: object,
+    instead: Exception | None = None,
 ) -> Iterator[list[Tensor]]:
     """The step has run once on copies of these inputs while the block runs; all is as before afterwards.
 
-    Gives the tensors that it has put around itself: those of the next first step are others.
+    A step for another device may not run here, and what is raised `instead` of its own error says so. Gives
+    the tensors that it has put around itself: those of the next first step are others.
     """
     subject = step_subject(step, model)
     enclosed = enclosed_by(step)
@@ -32,7 +39,9 @@ def step_taken(
     found = optimizing(subject, as_one_optimizer(optimizer))
     with same_start(subject, inputs, [*before.values()]) as given, optimizer_kept(found):
         try:
-            take(step, *given)
+            taken = attempt(partial(take, step, *given))
+            if isinstance(taken, Failed):
+                raise instead or taken.error
             now = _reachable_tensors(enclosed_by(step))
             yield [tensor for key, tensor in now.items() if key not in before]
         finally:
