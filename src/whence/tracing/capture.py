@@ -7,7 +7,6 @@ from typing import Any
 
 from torch import Tensor
 
-from whence._torch.elsewhere.recorder import told
 from whence._torch.subclasses.fully_sharded import sharding_put_aside
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.dependence.observed import Observed
@@ -26,7 +25,7 @@ from whence.tracing.recording.session import Session
 from whence.tracing.reuse import Reuse, until_it_holds
 from whence.tracing.sandbox.undo import Interrupts
 from whence.tracing.target.eligibility import refuse_gradient_hooks, refuse_inference_mode
-from whence.tracing.target.elsewhere import elsewhere_of, moved
+from whence.tracing.target.elsewhere import captured_for_device, moved
 from whence.tracing.target.example import Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding, with_shards
 from whence.tracing.target.subject import subject_of
@@ -41,26 +40,14 @@ def capture(
     With `reuse`, a call that is like one that was recorded is not run again.
     """
 
-    elsewhere = elsewhere_of(given)
-    if elsewhere is None:
-        return _captured_for_sizes(model, given, backward, reuse)
-    with told(elsewhere):
-        program, observed = _captured_for_sizes(model, replace(given, elsewhere=elsewhere), backward, reuse)
-    loss = backward if callable(backward) else None
-    named = {"device": str(elsewhere), "presumed": tuple(elsewhere.presumed)}
-    return program.under(loss_function=loss, **named), observed
-
-
-def _captured_for_sizes(
-    model: Callable[..., Any], given: Given, backward: bool | Callable[[Any], Tensor], reuse: bool
-) -> tuple[FlatProgram, Observed]:
     def once(answers: Answers, given: Given) -> tuple[FlatProgram, Observed]:
         wanted = Reuse(reuse, joint=bool(backward), composites=not backward, answers=answers)
         wish = wanted.but_where(given.decide, DECIDES)
         there = moved(model, given, backward)
         return until_it_holds(wish, partial(_attempted, there.model, there.given, there.backward))
 
-    return captured_for_sizes(given, once)
+    program, observed = captured_for_device(given, lambda given: captured_for_sizes(given, once))
+    return program.under(loss_function=backward if callable(backward) else None), observed
 
 
 def _attempted(

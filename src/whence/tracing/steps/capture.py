@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from whence._torch.elsewhere.recorder import told
 from whence._torch.observe.hooks import hooks_on_gradient
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.dependence.observed import Observed
@@ -34,7 +33,7 @@ from whence.tracing.steps.optimizer import Optimizing, optimizing, state_there
 from whence.tracing.steps.run import record_step
 from whence.tracing.steps.session import StepSession
 from whence.tracing.target.eligibility import refuse_inference_mode, refuse_uninitialised
-from whence.tracing.target.elsewhere import elsewhere_of
+from whence.tracing.target.elsewhere import captured_for_device
 from whence.tracing.target.example import Example, Given, example_of
 from whence.tracing.target.fully_sharded import refuse_sharding
 from whence.tracing.target.subject import Subject, step_subject
@@ -67,12 +66,7 @@ def capture_step(
         wish = StepAssumptions(reuse=wanted, host=beside, beside=beside)
         return until_it_holds(wish, partial(_attempted, step, given, model, optimizer))
 
-    elsewhere = elsewhere_of(given)
-    if elsewhere is None:
-        return captured_for_sizes(given, once)
-    with told(elsewhere):
-        program, observed = captured_for_sizes(replace(given, elsewhere=elsewhere), once)
-    return program.under(device=str(elsewhere), presumed=tuple(elsewhere.presumed)), observed
+    return captured_for_device(given, lambda given: captured_for_sizes(given, once))
 
 
 def _attempted(

@@ -9,9 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from whence._torch.elsewhere.recorder import told
 from whence._torch.elsewhere.target import CAPABILITIES, Elsewhere, Twins, is_movable, spelled
 from whence._torch.pytrees import tree_flatten, tree_unflatten
+from whence.dependence.observed import Observed
 from whence.errors import Fault, UsageError
+from whence.program import FlatProgram
 from whence.tracing.target.example import Given
 from whence.tracing.target.subject import Subject, subject_of
 
@@ -25,7 +28,19 @@ class Relocated:
     backward: Any
 
 
-def elsewhere_of(given: Given) -> Elsewhere | None:
+def captured_for_device(
+    given: Given, capture: Callable[[Given], tuple[FlatProgram, Observed]]
+) -> tuple[FlatProgram, Observed]:
+    """What `capture` gives, for the device that is asked for; else for that on which the tensors are."""
+    elsewhere = _elsewhere_of(given)
+    if elsewhere is None:
+        return capture(given)
+    with told(elsewhere):
+        program, observed = capture(replace(given, elsewhere=elsewhere))
+    return program.under(device=str(elsewhere), presumed=tuple(elsewhere.presumed)), observed
+
+
+def _elsewhere_of(given: Given) -> Elsewhere | None:
     """The device that is asked for; raises `UsageError` where it is none, or values are asked for, too."""
     elsewhere = elsewhere_named(given.device)
     if elsewhere is not None and given.decide is not None:
