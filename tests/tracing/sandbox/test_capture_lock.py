@@ -472,9 +472,8 @@ def test_objects_are_counted_and_not_held(is_frozen: bool, monkeypatch: pytest.M
     if is_frozen:
         gc.freeze()
     try:
-        before = gc.get_freeze_count()
         counted = capture_lock._objects_there()
         assert is_frozen or abs(counted - there) < there / 10
-        assert gc.get_freeze_count() == before
+        assert bool(gc.get_freeze_count()) is is_frozen  # those that go meanwhile are not counted any more
     finally:
         gc.unfreeze()
