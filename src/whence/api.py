@@ -177,7 +177,9 @@ def load(
     Nothing in the file runs and nothing is imported: classes and functions of the model stay names, and
     operators are those that are registered in this process. A live `model` gives the program its own tensors
     by their qualified names, shared as by `capture`: what was saved without weights needs one. Guards can be
-    checked only then, too, for they speak of what is loaded.
+    checked only then, too, for they speak of what is loaded. The `loss_function` of a joint program is a name
+    in its file as well: given beside the model, the program has it and its tensors, and what it closes over
+    is compared.
 
     Raises `UnreadableFile` for anything else than a saved program, naming every operator and every class of
     containers that this process does not have; and `StaleCapture` naming every tensor that does not fit.

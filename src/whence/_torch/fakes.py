@@ -152,6 +152,11 @@ def as_leaf(fake: FakeTensor, *, requires_grad: bool, is_parameter: bool) -> Fak
     return fake
 
 
+def as_leaf_like(fake: FakeTensor, like: Tensor) -> FakeTensor:
+    """The fake tensor itself, as a leaf that is to autograd what another tensor is."""
+    return as_leaf(fake, requires_grad=like.requires_grad, is_parameter=isinstance(like, nn.Parameter))
+
+
 def fake_of(mode: FakeTensorMode, tensor: Tensor) -> Tensor:
     """A fake tensor for a real one, and nothing of its numbers.
 

@@ -44,6 +44,8 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 def without_patches(value: Any) -> Any:
     """What was there before the patches that are on, of what an attribute holds now."""
+    if not _on:  # as nearly always, and checks ask this of everything
+        return value
     for patch in reversed(tuple(_on)):
         if patch.value is value:
             value = patch.before

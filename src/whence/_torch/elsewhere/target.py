@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from whence._torch.elsewhere.casting import Casting
 from whence._torch.elsewhere.fused import FUSED, updated
 from whence._torch.elsewhere.layouts import laid_out
-from whence._torch.fakes import DEVICE, as_leaf, fake_at
+from whence._torch.fakes import DEVICE, as_leaf_like, fake_at
 from whence._torch.sizes.symbols import mode_for_sizes
 from whence._torch.tensors import PLAIN_TENSORS
 
@@ -149,9 +149,7 @@ class Twins:
         with torch.no_grad():
             like = torch.empty_like(tensor, device="meta")
         made = fake_at(self.mode, self.device, like.dtype, like.shape, like.stride())
-        return as_leaf(
-            made, requires_grad=tensor.requires_grad, is_parameter=isinstance(tensor, nn.Parameter)
-        )
+        return as_leaf_like(made, tensor)
 
 
 def is_movable(tensor: Tensor) -> bool:

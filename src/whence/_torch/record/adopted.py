@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, snapshot_fake, track_tensor_tree
 
 from whence._torch.autograd.nodes import above_autograd, outside_inference_mode
-from whence._torch.fakes import FakeMaker, as_leaf, fake_of
+from whence._torch.fakes import FakeMaker, as_leaf_like, fake_of
 from whence._torch.operators.schemas import is_composite
 from whence._torch.sizes.symbols import has_open_sizes
 from whence._torch.tensors import is_simple, storage_of
@@ -128,7 +128,8 @@ class Adopted:
     def _shown(self, tensor: Tensor) -> Tensor:
         """A fake tensor that shows what `tensor` is; made directly where it is nothing special."""
         if isinstance(tensor, FakeTensor):
-            return _leaf_over(tensor)
+            memory: Any = tensor.detach()  # of which the leaf is another
+            return as_leaf_like(memory, tensor)
         if not is_simple(tensor) or (storage := storage_of(tensor)) in self._storages:
             return fake_of(self._mode, tensor)
         self._storages.add(storage)
@@ -137,10 +138,3 @@ class Adopted:
             if isinstance(tensor, nn.Parameter):
                 shown._is_param = True
             return shown.requires_grad_(tensor.requires_grad)
-
-
-def _leaf_over(fake: FakeTensor) -> Tensor:
-    """A leaf over the memory of another."""
-    kept: Any = fake.detach()
-    is_parameter = isinstance(fake, nn.Parameter)
-    return as_leaf(kept, requires_grad=fake.requires_grad, is_parameter=is_parameter)

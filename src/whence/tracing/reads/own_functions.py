@@ -223,7 +223,8 @@ def covered(modules: Mapping[str, Any], names: str) -> tuple[str, ...]:
 
 
 def _is_variable(module: object, name: str) -> bool:
-    held = _held_by_itself(getattr(module, "__dict__", {}).get(name, NOTHING))
+    there = getattr(module, "__dict__", {}).get(name, NOTHING)
+    held = there if there is NOTHING else _held_by_itself(there)
     return held is not NOTHING and not is_answer(held)
 
 

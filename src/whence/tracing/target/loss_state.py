@@ -11,8 +11,8 @@ from whence.provenance import ModulePath
 from whence.schema import InputKind
 from whence.tracing.target.subject import (
     Subject,
-    attribute_names,
     closure_values,
+    named_attributes,
     state_tensors,
     subject_unchecked,
 )
@@ -38,28 +38,24 @@ def tensors_of_loss(loss: Callable[..., Any], subject: Subject) -> dict[int, Los
 
     The model may have a `loss` of its own: then the name grows an underscore.
     """
-    around = subject_unchecked(loss)
-    above = _free_name(subject)
-    found = {id(held): LossTensor(InputKind.CONSTANT, (path,)) for path, held in _own_tensors(loss, above)}
-    found |= {
-        key: LossTensor(InputKind.CONSTANT, (_below(above, path),), owner)
-        for key, (path, owner) in attribute_names(around).items()
-    }
-    for row in state_tensors(around):
-        paths = tuple(_below(above, path) for path in row.paths)
-        found[id(row.tensor)] = LossTensor(row.kind, paths, row.owner)
-    return found
+    return {id(tensor): row for tensor, row in _held_by_loss(loss, subject)}
 
 
 def tensors_of_loss_by_name(loss: Callable[..., Any], subject: Subject) -> dict[str, Tensor]:
     """The same tensors by all their names."""
-    around = subject_unchecked(loss)
-    held = [value for _, value in _own_tensors(loss, ModulePath())]
-    held += [value for *_, value in around.things if isinstance(value, Tensor)]
-    held += [row.tensor for row in state_tensors(around)]
-    known = tensors_of_loss(loss, subject)
-    rows = ((tensor, known.get(id(tensor))) for tensor in held)
-    return {str(path): tensor for tensor, row in rows if row is not None for path in row.paths}
+    rows = {id(tensor): (tensor, row) for tensor, row in _held_by_loss(loss, subject)}
+    return {str(path): tensor for tensor, row in rows.values() for path in row.paths}
+
+
+def _held_by_loss(loss: Callable[..., Any], subject: Subject) -> Iterator[tuple[Tensor, LossTensor]]:
+    """Each with what it is; of a tensor that is met several times, the last says it."""
+    around, above = subject_unchecked(loss), _free_name(subject)
+    for path, tensor in _own_tensors(loss, above):
+        yield tensor, LossTensor(InputKind.CONSTANT, (path,))
+    for path, owner, tensor in named_attributes(around):
+        yield tensor, LossTensor(InputKind.CONSTANT, (_below(above, path),), owner)
+    for row in state_tensors(around):
+        yield row.tensor, LossTensor(row.kind, tuple(_below(above, path) for path in row.paths), row.owner)
 
 
 def _below(above: ModulePath, path: ModulePath) -> ModulePath:

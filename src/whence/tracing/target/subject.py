@@ -386,7 +386,13 @@ def loose_tensors(subject: Subject) -> Iterator[tuple[ModulePath, Tensor]]:
 
 def attribute_names(subject: Subject) -> dict[int, tuple[ModulePath, str]]:
     """Tensors that modules hold as plain attributes, by identity: constants with a name."""
-    return {id(tensor): (path, name_of_class(module)) for path, module, tensor in _loose(subject.things)}
+    return {id(tensor): (path, owner) for path, owner, tensor in named_attributes(subject)}
+
+
+def named_attributes(subject: Subject) -> Iterator[tuple[ModulePath, str, Tensor]]:
+    """The same, each with its path and the class of who holds it."""
+    for path, module, tensor in _loose(subject.things):
+        yield path, name_of_class(module), tensor
 
 
 def _loose(
