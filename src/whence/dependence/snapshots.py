@@ -10,19 +10,22 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import _lru_cache_wrapper
 from operator import eq, is_
 from types import CellType, MappingProxyType, MemberDescriptorType, WrapperDescriptorType
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
 from whence._torch.observe.generators import is_default_generator
+from whence._torch.plain_values import PLAIN
 from whence._torch.sizes.plain_answers import as_key
 from whence.dependence.values import is_solid
 
+_HOLDING_NONE = PLAIN | {Tensor, nn.Parameter}
+"""What tables of modules hold most often, and what is no container."""
 Container = dict[Any, Any] | list[Any] | set[Any] | deque[Any]
 CONTAINERS = (dict, list, set, deque)
 _OURS = frozenset({"__getattribute__", "__getattr__"})
@@ -45,9 +48,8 @@ class StateKind:
     draws: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A thing with its state then; `path` is how a person calls it."""
+class Saved(NamedTuple):
+    """A thing with its state then, of which a capture keeps thousands; `path` is how a person calls it."""
 
     path: str
     thing: Any
@@ -66,7 +68,7 @@ class Saved:
 
     def now(self) -> "Saved":
         """The same thing with its present state."""
-        return replace(self, before=self.kind.read(self.thing))
+        return self._replace(before=self.kind.read(self.thing))
 
     def held(self) -> list[Any]:
         """The values in its state."""
@@ -88,7 +90,7 @@ class Saved:
             other = type(state)(map(exchanged, state))
         else:
             other = exchanged(state)
-        return replace(self, before=other)
+        return self._replace(before=other)
 
     def entries(self) -> Iterator[tuple[str, Any, Any, Any]]:
         """The places in it that hold something else now: each in words, the dictionary or variable that it is
@@ -291,6 +293,8 @@ def _new_names(now: dict[Any, Any], before: Mapping[Any, Any]) -> list[Any]:
 
 def same_items(left: Any, right: Any) -> bool:
     """Whether two containers hold the same objects, in the same order where there is one."""
+    if type(left) is dict is type(right) and len(left) == len(right) and all(map(is_, left, right)):
+        return all(map(is_, left.values(), right.values()))  # most are such
     if isinstance(left, set | bytearray | array) or isinstance(right, set):
         return bool(left == right)
     if len(left) != len(right):
@@ -323,6 +327,8 @@ def _refill_container(held: Any, kept: Any) -> None:
 
 def _copy_of_container(held: Any) -> Any:
     """A copy of a container, made by no code of its class."""
+    if type(held) in (dict, list, set):
+        return held.copy()
     if isinstance(held, dict):
         return dict(OrderedDict.items(held) if isinstance(held, OrderedDict) else dict.items(held))
     if isinstance(held, deque):
@@ -430,15 +436,19 @@ def containers_saved(rows: Iterable[tuple[str, Container]], *, keyed: bool = Fal
         if id(held) not in seen:
             seen.add(id(held))
             found.append(Saved(path, held, CONTAINER, _copy_of_container(held)))
-            values = values_of(held)
-            if any(issubclass(kind, CONTAINERS) for kind in set(map(type, values))):
-                keys = held if isinstance(held, dict) else range(len(held))
-                waiting += [
-                    (f"{path}[{spelled_key(key, at)}]" if keyed else path, value)
-                    for at, (key, value) in enumerate(zip(keys, values, strict=True))
-                    if issubclass(type(value), CONTAINERS)
-                ]
+            kinds = set(map(type, held.values() if isinstance(held, dict) else held))
+            if not kinds <= _HOLDING_NONE and any(issubclass(kind, CONTAINERS) for kind in kinds):
+                waiting += _containers_in(path, held, keyed=keyed)
     return found
+
+
+def _containers_in(path: str, held: Container, *, keyed: bool) -> list[tuple[str, Container]]:
+    keys = held if isinstance(held, dict) else range(len(held))
+    return [
+        (f"{path}[{spelled_key(key, at)}]" if keyed else path, value)
+        for at, (key, value) in enumerate(zip(keys, values_of(held), strict=True))
+        if issubclass(type(value), CONTAINERS)
+    ]
 
 
 def spelled_key(key: object, position: int) -> str:

@@ -2,7 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ def _modules(observed: Observed) -> list[Located]:
                 module, holder, wrappers=_wrappers_between(path, module, modules.get(parent))
             )
         else:
-            holder = replace(known.holder, names=(*known.holder.names, *names))
+            holder = known.holder._replace(names=(*known.holder.names, *names))
             aliases = (*known.aliases, str(path)) if names else known.aliases
             rows[id(module)] = known._replace(holder=holder, aliases=aliases)
         numbers[path] = rows[id(module)].holder.number

@@ -39,9 +39,10 @@ def modules_within(
     A module that holds one of those around it, whose identities are `above`, does not lead there again.
     """
     yield path, module
+    within = (*above, id(module))
     for name, child in module._modules.items():
-        if child is not None and id(seen_through(child)) not in above:
-            yield from modules_within(path.child(name), seen_through(child), (*above, id(module)))
+        if child is not None and id(inner := seen_through(child)) not in above:
+            yield from modules_within(path.child(name), inner, within)
 
 
 class NamedOnly:

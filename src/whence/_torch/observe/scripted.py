@@ -19,9 +19,12 @@ def is_packed_weight(value: object) -> bool:
     return isinstance(value, torch.ScriptObject) and ".quantized." in value._type().qualified_name()
 
 
+_SCRIPTED = (torch.jit.ScriptModule, torch.jit.ScriptFunction, torch._C.ScriptMethod)
+
+
 def is_scripted(value: object) -> bool:
     """Whether `value` is a scripted module, function or method."""
-    return isinstance(value, torch.jit.ScriptModule | torch.jit.ScriptFunction | torch._C.ScriptMethod)
+    return isinstance(value, _SCRIPTED)
 
 
 def is_script_object(value: object) -> bool:

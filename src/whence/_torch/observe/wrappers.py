@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 _MISSING = object()
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def inner_module(module: nn.Module) -> nn.Module | None:
@@ -19,7 +20,7 @@ def inner_module(module: nn.Module) -> nn.Module | None:
     if _is_compiled(module):
         found: nn.Module = vars(module)["_modules"]["_orig_mod"]
         return found
-    if issubclass(type(module), nn.parallel.DistributedDataParallel | nn.DataParallel):
+    if issubclass(type(module), _PARALLEL):
         parallel: Any = module
         wrapped: nn.Module = parallel.module
         return wrapped

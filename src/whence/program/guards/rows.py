@@ -99,8 +99,7 @@ class Unguarded:
         return f"{self.what}: {self.why}"
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(NamedTuple):
     """A module or object whose attributes were read.
 
     `names` are the ways to a module from its parents, the first being the one it is known by: each the

@@ -126,7 +126,7 @@ def probed(left: Left, told: Callable[[], None]) -> Left:
     Call it when everything is as it was before the run: of things outside, what has changed since is probed.
     """
     changes = tuple(replace(row, after=_probed(row.after, {}, told)) for row in left.changes)
-    outer = tuple(replace(row, before=_probed(row.before, row.now().before, told)) for row in left.outer)
+    outer = tuple(row._replace(before=_probed(row.before, row.now().before, told)) for row in left.outer)
     return replace(left, changes=changes, outer=outer)
 
 

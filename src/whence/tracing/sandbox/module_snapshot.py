@@ -1,6 +1,7 @@
 """Give modules back as they were before they ran, and say what of their changes a program will not repeat."""
 
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +28,10 @@ from whence.dependence.snapshots import (
 from whence.errors import LostState, Place
 from whence.provenance import ModulePath
 from whence.tracing.target.subject import StateTensor, Subject
+
+_HELD = itemgetter(1)
+_CONTAINERS = frozenset((*CONTAINERS, OrderedDict))
+"""The classes of nearly all containers that modules hold."""
 
 
 @dataclass
@@ -65,11 +70,15 @@ class ModuleCopy(NamedTuple):
     @property
     def is_unchanged(self) -> bool:
         """Whether it holds the same, also in containers."""
-        return same_items(own_attributes(self.module), self.attributes) and not any(self.changed())
+        return (
+            same_items(own_attributes(self.module), self.attributes)
+            and not any(map(_HELD, self.empty))
+            and all(content.is_unchanged for content in self.contents)
+        )
 
     def changed(self) -> Iterator[Saved]:
         """The containers that hold something else now."""
-        if any(map(itemgetter(1), self.empty)):
+        if any(map(_HELD, self.empty)):
             yield from (Saved(name, held, CONTAINER, ()) for name, held in self.empty if held)
         yield from (content for content in self.contents if not content.is_unchanged)
 
@@ -141,10 +150,12 @@ def kept_of(modules: Iterable[tuple[ModulePath, nn.Module]]) -> list[ModuleCopy]
 def object_kept(path: ModulePath, thing: object) -> ModuleCopy:
     """An object that a module holds, with copies of what it holds itself."""
     attributes = dict(vars(thing))
-    full, empty = list[tuple[str, Container]](), list[tuple[str, Container]]()
-    for name, value in attributes.items():
-        if (kind := type(value)) not in PLAIN and issubclass(kind, CONTAINERS):
-            (full if value else empty).append((name, value))
+    held = [
+        item
+        for item in attributes.items()
+        if (kind := type(item[1])) in _CONTAINERS or (kind not in PLAIN and issubclass(kind, CONTAINERS))
+    ]
+    full, empty = [item for item in held if item[1]], [item for item in held if not item[1]]
     return ModuleCopy(path, thing, attributes, containers_saved(full), empty)
 
 

@@ -162,9 +162,10 @@ def _scripted_within(path: ModulePath, module: nn.Module, above: tuple[int, ...]
     if is_scripted(module):
         yield _scripted(module, path)
         return
+    within = (*above, id(module))
     for name, child in module._modules.items():
         if child is not None and id(child) not in above:
-            yield from _scripted_within(path.child(name), seen_through(child), (*above, id(module)))
+            yield from _scripted_within(path.child(name), seen_through(child), within)
 
 
 def _scripted(model: object, path: ModulePath) -> Fault:
@@ -282,18 +283,19 @@ def _record(
     def held(tensor: Tensor | None) -> str | None:
         return None if tensor is None else names[id(tensor)]
 
-    container = next((kind.__name__ for kind in _KEPT_CONTAINERS if kind in type(module).__mro__), None)
-    loose = module._non_persistent_buffers_set
+    kinds = type(module).__mro__
+    container = next((kind.__name__ for kind in _KEPT_CONTAINERS if kind in kinds), None)
+    loose, children = module._non_persistent_buffers_set, module._modules
     return ModuleRecord(
         path=path,
         type=name_of_class(module),
         container=container,
         training=module.training,
-        parameters=tuple((name, held(tensor)) for name, tensor in module._parameters.items()),
-        buffers=tuple((name, held(tensor), name not in loose) for name, tensor in module._buffers.items()),
-        absent=tuple(name for name, child in module._modules.items() if child is None),
+        parameters=tuple([(name, held(tensor)) for name, tensor in module._parameters.items()]),
+        buffers=tuple([(name, held(tensor), name not in loose) for name, tensor in module._buffers.items()]),
+        absent=tuple([name for name, child in children.items() if child is None]),
         same_as=same_as,
-        children=tuple(module._modules),
+        children=tuple(children),
         tensors=tensors,
     )
 

@@ -1,6 +1,6 @@
 """Put in the place of every stand-in what it stands for."""
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import is_not
 from typing import Any
@@ -172,8 +172,7 @@ class _Expansion:
         section = Section(template, start.names, start.called, template.functions, {})
         scopes, starts = self._log.scopes, application.starts
         run = RecipeRun(application, stand_in, scopes, starts, application.called, {}, written)
-        for recipe in self._recipes_of(section, start.begin, template.border):
-            run.write(recipe, self._inserter)
+        run.write(self._recipes_of(section, start.begin, template.border), self._inserter)
         for item in list(stand_in.users):
             position = _position(item)
             self._items[application, position] = item
@@ -258,19 +257,33 @@ class _Expansion:
         moved, left_out = self._sums_outside(backward, items, gradients, {recipe.node for recipe in recipes})
         outside = _scopes_outside(application, gradients)
         run = RecipeRun(application, stand_in, self._log.scopes, backward.starts, {}, outside, written)
-        for recipe in recipes:
-            for total in moved.pop(recipe.node, ()):
-                stand_in.prepend(total)
-            if recipe.node not in left_out:
-                run.write(recipe, self._inserter)
-        for total in (total for totals in moved.values() for total in totals):
-            stand_in.prepend(total)
+        self._follow(recipes, run, moved, left_out)
         self._note_writes(template, (recipe.node for recipe in self._recipes[rehearsal.begin]), written)
         self._link(application, backward, items, table, gradients)
         for slot, item in items.items():
             value = written[_held_in(rehearsal, slot, whole=slot[0] in backward.whole)]
             self._replace(item, value, value)
         self._functional.graph.erase_node(stand_in)
+
+    def _follow(
+        self,
+        recipes: Sequence[Recipe],
+        run: RecipeRun,
+        moved: Mapping[fx.Node | None, Sequence[fx.Node]],
+        left_out: Set[fx.Node],
+    ) -> None:
+        """Write a backward, with the sums `moved` each before its node, or at the end."""
+        if not moved and not left_out:
+            run.write(recipes, self._inserter)
+            return
+        copied = set[fx.Node | None]()
+        for recipe in recipes:
+            copied.add(recipe.node)
+            for total in moved.get(recipe.node, ()):
+                run.before.prepend(total)
+            run.write(() if recipe.node in left_out else (recipe,), self._inserter)
+        for total in (total for node, totals in moved.items() if node not in copied for total in totals):
+            run.before.prepend(total)
 
     def _sums_outside(
         self,

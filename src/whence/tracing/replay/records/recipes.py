@@ -1,6 +1,6 @@
 """How to write the nodes of a recorded call once more: worked out once, followed for every call like it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -132,38 +132,38 @@ class RecipeRun:
     _records: dict[int, NodeRecord] = field(default_factory=dict)
     _sites: dict[tuple[int, ...], tuple[CallSite, ...]] = field(default_factory=dict)
 
-    def write(self, recipe: Recipe, inserter: Inserter) -> None:
-        """Follow a recipe."""
-        read = self.written.__getitem__
-        try:
-            args = fx.map_arg(recipe.args, read)
-            kwargs = fx.map_arg(recipe.kwargs, read) if recipe.kwargs else {}
-        except KeyError as missing:
-            kind = self.application.template.kind
-            raise Doubt(kind, f"it uses {missing.args[0]} from outside") from missing
-        base = recipe.base
-        start = self._bases.get(base)
-        if start is None:
-            start = self._bases[base] = self.starts.start(base)
-        number = recipe.number + start
-        name = f"{base}_{number}" if number else base
-        made = self.written[recipe.node] = inserter(self.before, name, recipe.target, args, kwargs)
-        meta = made.meta
-        meta.update(recipe.meta)
-        meta[RECORD] = self._shared_record(recipe)
-        if recipe.function is not None:
-            function, spelled, count, text = recipe.function
-            meta["torch_fn"] = (f"{spelled}_{count + self.called.get(function, 0)}", text)
+    def write(self, recipes: Iterable[Recipe], inserter: Inserter) -> None:
+        """Follow recipes, one after another; there is one for nearly every node of a program."""
+        written, bases, records, before = self.written, self._bases, self._records, self.before
+        read = written.__getitem__
+        for recipe in recipes:
+            try:
+                args = fx.map_arg(recipe.args, read)
+                kwargs = fx.map_arg(recipe.kwargs, read) if recipe.kwargs else {}
+            except KeyError as missing:
+                kind = self.application.template.kind
+                raise Doubt(kind, f"it uses {missing.args[0]} from outside") from missing
+            base = recipe.base
+            start = bases.get(base)
+            if start is None:
+                start = bases[base] = self.starts.start(base)
+            number = recipe.number + start
+            name = f"{base}_{number}" if number else base
+            made = written[recipe.node] = inserter(before, name, recipe.target, args, kwargs)
+            meta = made.meta
+            meta.update(recipe.meta)
+            known = None if recipe.root is not None else records.get(id(recipe.origin))
+            meta[RECORD] = self._record(recipe) if known is None else known
+            if recipe.function is not None:
+                function, spelled, count, text = recipe.function
+                meta["torch_fn"] = (f"{spelled}_{count + self.called.get(function, 0)}", text)
 
-    def _shared_record(self, recipe: Recipe) -> NodeRecord:
+    def _record(self, recipe: Recipe) -> NodeRecord:
         """Where a node comes from that is written once more; one object where several come from one line."""
-        if recipe.root is not None:
-            return NodeRecord(self._origin(recipe))
-        key = id(recipe.origin)
-        found = self._records.get(key)
-        if found is None:
-            found = self._records[key] = NodeRecord(self._origin(recipe))
-        return found
+        made = NodeRecord(self._origin(recipe))
+        if recipe.root is None:
+            self._records[id(recipe.origin)] = made
+        return made
 
     def _origin(self, recipe: Recipe) -> Origin:
         """Where a node comes from that is written once more."""
