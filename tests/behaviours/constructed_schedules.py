@@ -34,7 +34,7 @@ Body = Callable[[Any, Tensor, dict[str, Any]], Any]
 LATER = Refusal(
     whence.UnsupportedStep, "moves numbers, and the step reads", "the next step has what it moves"
 )
-FIXED = Refusal(whence.UnsupportedStep, "needed in Python", "a fused kernel wants the number itself")
+FIXED = Refusal(whence.UnsupportedStep, "needed in Python", "a branch wants the number itself")
 REACHES = Refusal(whence.UnsupportedStep, "LambdaLR reaches taken", "the schedule runs when all else is done")
 
 
@@ -129,6 +129,19 @@ add(
 )
 
 
+add(
+    "rate_of_a_fused_kernel",
+    lambda optimizer: ExponentialLR(optimizer, 0.9),
+    optimizer=lambda: momentum(fused=True),
+)
+add(
+    "momenta_of_fused_adamw",
+    lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=9),
+    warm=True,
+    optimizer=lambda: AdamW(network().parameters(), lr=0.1, fused=True, amsgrad=True),
+)
+
+
 @step(warm=True)
 def warm_schedule_inside() -> Training:
     return Scheduled(lambda optimizer: ExponentialLR(optimizer, 0.9)).training()
@@ -151,10 +164,14 @@ def steps_again_with_the_new_rate() -> Training:
 
 
 @step(refused=FIXED)
-def rate_is_needed_by_a_kernel() -> Training:
-    return Scheduled(
-        lambda optimizer: ExponentialLR(optimizer, 0.9), optimizer=momentum(fused=True)
-    ).training()
+def rate_is_needed_in_python() -> Training:
+    trainer = Scheduled(lambda optimizer: ExponentialLR(optimizer, 0.9), optimizer=momentum())
+    rates = trainer.optimizer.param_groups
+
+    def once(x: Tensor) -> Any:
+        return trainer.step(x * 2 if rates[0]["lr"] > 1 else x)
+
+    return Training(trainer.model, trainer.optimizer, once)
 
 
 @step(refused=REACHES)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.optim import SGD, Adam, AdamW
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tests.behaviours.constructed_steps import STEPS, Training, gradient_of, loss_of, network, plain, step
 
@@ -301,3 +301,75 @@ def meters_that_the_first_step_makes() -> Training:
         return meters["loss"].total / meters["loss"].count
 
     return Training(model, optimizer, step, kept=lambda: {name: vars(held) for name, held in meters.items()})
+
+
+class Delegating(Optimizer):
+    """Has all from the optimizer inside, and does nothing of its own but to count."""
+
+    def __init__(self, inside: Optimizer) -> None:
+        self.inside, self.calls = inside, 0
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.inside.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inside.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.inside.zero_grad(set_to_none)
+
+    def step(self) -> None:  # type: ignore[override]
+        self.calls += 1
+        self.inside.step()
+
+    def state_dict(self) -> Any:
+        return self.inside.state_dict()
+
+
+class Sharing:
+    """Takes over the attributes of the optimizer, and is of a class made of its class."""
+
+    def __init__(self, inside: Optimizer) -> None:
+        vars(self).update({name: held for name, held in vars(inside).items() if name != "step"})
+        self.__class__ = type("Sharing", (Sharing, type(inside)), {})
+        self.inside = inside
+
+    def step(self) -> None:
+        self.inside.step()
+
+
+class Warming:
+    """No optimizer, but around one, whose rate it sets in every step."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer, self.taken = optimizer, 0
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad()
+
+    def state_dict(self) -> Any:
+        return self.optimizer.state_dict()
+
+    def step(self) -> None:
+        self.taken += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 * min(self.taken**-0.5, self.taken * 0.2)
+        self.optimizer.step()
+
+
+def around(kind: Callable[[Optimizer], Any]) -> Callable[[], Training]:
+    """A step with an optimizer that stands for another, which nobody passes by itself."""
+
+    def build() -> Training:
+        model = network()
+        wrapper = kind(AdamW(model.parameters()))
+        return Training(model, wrapper, plain(model, wrapper))
+
+    build.__name__ = f"{kind.__name__.lower()}_optimizer"
+    return build
+
+
+for kind in (Delegating, Sharing, Warming):
+    step()(around(kind))

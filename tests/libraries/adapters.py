@@ -4,8 +4,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import AdamW, Optimizer
 
-from tests.libraries.rows import OWN_FUNCTION, Rows, decided, given
+from tests.libraries.rows import OWN_FUNCTION, Rows, decided, given, library_called
 
 row = Rows()
 BY_CHANCE = decided(
@@ -158,6 +159,22 @@ def prefix_tuning(peft: Any, transformers: Any) -> nn.Module:
 @row("accelerate", numbers)
 def prepared(accelerate: Any) -> nn.Module:
     return accelerate.Accelerator(cpu=True).prepare_model(perceptron())
+
+
+def optimizer_prepared(model: nn.Module) -> Optimizer:
+    """It stands for the one inside, which nobody passes."""
+    inside = AdamW(model.parameters(), lr=0.01, fused=True)
+    return library_called("accelerate").Accelerator(cpu=True).prepare_optimizer(inside)
+
+
+@row(
+    "accelerate",
+    numbers,
+    without=dict.fromkeys(("forward", "joint"), "the model is an ordinary one"),
+    make_optimizer=optimizer_prepared,
+)
+def with_a_prepared_optimizer(_accelerate: Any) -> nn.Module:
+    return perceptron()
 
 
 @row("accelerate", numbers)

@@ -6,8 +6,9 @@ import copy
 import random
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -113,6 +114,70 @@ def test_models_that_keep_state_in_several_places(seed: int) -> None:
 def test_many_models_that_keep_state_in_several_places(seed: int) -> None:
     """As above, many more."""
     check_drawn(seed)
+
+
+class Counter:
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def tick(self) -> int:
+        self.calls += 1
+        return self.calls
+
+
+OF_FILE = Counter()
+
+
+class Holding(nn.Module):
+    """Puts a counter under `now` in every call, and asks it twice."""
+
+    def __init__(self, find: Callable[[Any], Counter]) -> None:
+        super().__init__()
+        self.find, self.held, self.row = find, Counter(), [Counter()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.now = self.find(self)
+        return x * self.now.tick() + self.now.tick()
+
+
+MET: dict[str, Callable[[Any], Counter]] = {
+    "an attribute": lambda model: model.held,
+    "an entry": lambda model: model.row[0],
+    "by text": lambda model: vars(model)["held"],
+    "of a file": lambda _: OF_FILE,
+    "inside of what is made": lambda model: SimpleNamespace(inner=model.held).inner,
+}
+
+
+def test_an_object_that_every_run_makes_is_no_state() -> None:
+    """What a run has made, put under a name and changed, the next one makes again: also a distribution, whose
+    attributes are computed when they are read first."""
+    counting = Holding(lambda _: Counter())
+    assert torch.equal(whence.capture(counting, (X,)).bind(counting)(X), Holding(lambda _: Counter())(X))
+
+    class Policy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept = SimpleNamespace()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.kept.distribution = torch.distributions.Categorical(logits=x)
+            return self.kept.distribution.entropy() + self.kept.distribution.log_prob(torch.tensor(1))
+
+    policy = Policy()
+    with warnings_ignored():
+        run = whence.capture(policy, (X,)).bind(policy)
+    assert all(torch.equal(run(X), Policy()(X)) for _ in range(2))
+
+
+@pytest.mark.parametrize("way", MET)
+def test_an_object_that_was_there_before_is_state(way: str) -> None:
+    """Under whatever name it is put meanwhile, the next run finds it changed."""
+    with pytest.raises(whence.CaptureError, match=r"calls while it runs, and computes otherwise"):
+        whence.capture(Holding(MET[way]), (X,))
+    assert OF_FILE.calls == 0
 
 
 def variables() -> dict[str, Any]:

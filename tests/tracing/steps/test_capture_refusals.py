@@ -310,26 +310,23 @@ def test_loss_without_a_gradient() -> None:
             run(torch.ones(2, 4))
 
 
-class Standing(Optimizer):
-    """Hands every step on to another optimizer, as Accelerate's wrapper does."""
+class OfItsOwn(Optimizer):
+    """Hands every step on to another optimizer, and has groups of its own."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.param_groups = optimizer.param_groups
-
-    def step(self) -> None:  # type: ignore[override]
-        self.optimizer.step()
+        self.param_groups = [dict(group) for group in optimizer.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
 
 
-def test_an_optimizer_that_stands_for_another() -> None:
-    """The one inside is passed, whichever the step calls; the wrapper is refused, here and in `bind`."""
+def test_an_optimizer_with_groups_of_its_own_around_another() -> None:
+    """It does not stand for the one inside, which is passed itself: refused, here and in `bind`."""
     model, optimizer = small()
-    wrapper = Standing(optimizer)
-    step = zero_first(model, wrapper)
-    with pytest.raises(UsageError, match=r"a Standing(.|\n)*pass that one \(\.optimizer\)"):
+    wrapper = OfItsOwn(optimizer)
+    step = zero_first(model, optimizer)
+    with pytest.raises(UsageError, match=r"a OfItsOwn(.|\n)*pass that one \(\.optimizer\)"):
         whence.capture_step(step, (batch(),), model=model, optimizer=wrapper)
     program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
     assert program.verify(model, (batch(),)).ok

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import SGD, AdamW, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
 import whence
@@ -17,8 +17,10 @@ MAKERS: list[Callable[[nn.Module], Optimizer]] = [
     lambda model: AdamW(model.parameters()),
     lambda model: AdamW(model.parameters(), foreach=True),
     lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9),
+    lambda model: AdamW(model.parameters(), fused=True),
+    lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True),
 ]
-IDS = ["adamw", "foreach", "momentum"]
+IDS = ["adamw", "foreach", "momentum", "adamw_fused", "momentum_fused"]
 
 
 def trained(make: Callable[[nn.Module], Optimizer]) -> tuple[nn.Module, Any, Any, OneCycleLR]:
@@ -55,14 +57,20 @@ def test_the_rest_is_compared() -> None:
         program.bind(model, optimizer)(batch())
 
 
-def test_a_kernel_that_needs_numbers_fixes_them() -> None:
-    """Fused kernels want numbers: rate and momentum are constants then."""
-    model, optimizer, step, schedule = trained(lambda model: AdamW(model.parameters(), fused=True))
-    run = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer).bind(model, optimizer)
-    run(batch())
-    schedule.step()
-    with pytest.raises(whence.StaleCapture, match="'lr'"):
-        run(batch())
+@pytest.mark.parametrize("kind", [SGD, Adam, AdamW, Adagrad])
+def test_rates_of_fused_kernels_are_inputs(kind: type[Optimizer]) -> None:
+    """Kernels that take all parameters at once are given the rate of each call."""
+    (model, _), (theirs, _) = small(), small()
+    made: Any = kind
+    ours, other = (made(each.parameters(), lr=0.1, fused=True) for each in (model, theirs))
+    step, eager = zero_first(model, ours), zero_first(theirs, other)
+    program = whence.capture_step(step, (batch(),), model=model, optimizer=ours)
+    assert program.input("optimizer.param_groups[0]['lr']").value == 0.1
+    run = program.bind(model, ours)
+    for rate in (0.1, 0.05, 0.3):
+        ours.param_groups[0]["lr"] = other.param_groups[0]["lr"] = rate
+        assert torch.equal(run(batch()), eager(batch()))
+        assert differing(state(theirs), state(model)) == []
 
 
 def test_a_gradient_with_a_history_is_refused() -> None:

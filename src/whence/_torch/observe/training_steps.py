@@ -26,7 +26,7 @@ from torch.optim.optimizer import (
 )
 
 from whence._torch.autograd.nodes import BackwardListener, is_leaf_node, nodes_below, watched
-from whence._torch.observe.attribute_reads import NOTHING
+from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.observe.hooks import hooks_of_leaf
 from whence._torch.patching import patched
 from whence._torch.sizes.numbers import mathematics_recorded
@@ -299,12 +299,30 @@ class Optimizers:
 
 
 def as_one_optimizer(given: object) -> object:
-    """Several optimizers, in a row or by name, seen as one; anything else as it is."""
+    """Several optimizers, in a row or by name, seen as one; of one that stands for another, that one."""
     if isinstance(given, dict):
         given = list(given.values())
-    if isinstance(given, list | tuple) and given and all(isinstance(each, Optimizer) for each in given):
-        return given[0] if len(given) == 1 else Optimizers(tuple(given))
-    return given
+    if not isinstance(given, list | tuple):
+        return _optimizer_behind(given)
+    members = [each for each in map(_optimizer_behind, given) if isinstance(each, Optimizer)]
+    if not members or len(members) < len(given):
+        return given
+    return members[0] if len(members) == 1 else Optimizers(tuple(members))
+
+
+def _optimizer_behind(given: object) -> object:
+    """The optimizer that one stands for which has no groups and no state of its own, as those of Accelerate,
+    Fabric and Opacus do; what such a one does in Python is part of the step."""
+    held = own_attributes(given).values() if hasattr(given, "zero_grad") and hasattr(given, "step") else ()
+    inner = [each for each in held if isinstance(each, Optimizer) and _stands_for(given, each)]
+    return _optimizer_behind(inner[0]) if len(inner) == 1 and inner[0] is not given else given
+
+
+def _stands_for(given: object, inner: Optimizer) -> bool:
+    return (
+        getattr(given, "param_groups", inner.param_groups) is inner.param_groups
+        and getattr(given, "state", inner.state) is inner.state
+    )
 
 
 def members_of(optimizer: object) -> tuple[Optimizer, ...]:

@@ -6,7 +6,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import SymFloat, Tensor, fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 
+from whence._torch.autograd.nodes import below_autograd
 from whence._torch.fakes import FakeTensorMode
 from whence._torch.function_tracer import FunctionTracer
 from whence._torch.pytrees import tree_map_only
@@ -52,6 +54,11 @@ _TENSOR: Any = Tensor
 _SET_GRADIENT, _DELETE_GRADIENT = _TENSOR.grad.__set__, _TENSOR.grad.__delete__
 _SET_ITEM, _INDEX_PUT = Tensor.__setitem__, torch.ops.aten.index_put_.default
 _MAKERS = (torch.tensor, torch.as_tensor)
+_TAKING_FLOATS = {
+    getattr(torch, name): getattr(torch.ops.aten, name).default
+    for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+}
+"""Kernels that update all parameters at once take floats, of which C++ would ask for the numbers."""
 
 
 class StepFunctionMode(FunctionMode):
@@ -79,6 +86,11 @@ class StepFunctionMode(FunctionMode):
                 raise
             args, named = tree_map_only(SymFloat, _decided, (args, kwargs or {}))
             return as_recorded(super().__torch_function__(func, types, args, named))
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func in _TAKING_FLOATS and holds_recorded(kwargs.values()):
+            return self.recorder.given_numbers(_TAKING_FLOATS[func], args, kwargs)
+        return super()._called(func, args, kwargs)
 
 
 _NO_LIST = "PyList_Check(arg)"
@@ -162,6 +174,11 @@ class StepRecorder(Recorder):
         if holds_recorded(args) or (kwargs and holds_recorded(kwargs.values())):
             return self._record_with_numbers(func, args, kwargs or {})
         return super()._dispatched(func, types, args, kwargs)
+
+    def given_numbers(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Record an operator that is given numbers which only a run knows, past C++ that would want them."""
+        with disable_proxy_modes_tracing(), below_autograd():
+            return self._record_with_numbers(func, args, kwargs)
 
     def _record_with_numbers(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operator with stand-ins for the numbers that only a run knows."""

@@ -17,7 +17,7 @@ from whence.program.names import Unfound
 class HostPlace:
     """Where Python keeps something: under a key of a dictionary or list, or in a closure's variable.
 
-    An attribute lies in the dictionary of its object, or in a slot, a global in the dictionary of its file.
+    An attribute lies in the dictionary of its object, in a slot or on a class, a global in that of its file.
     `path` is how a person reads it. What has no `key` is the variable, or the list that is appended to.
     Nothing has an `owner` whose holder is there as long as the step is.
     """
@@ -67,6 +67,11 @@ class HostPlace:
     def _is_slot(self) -> bool:
         return not isinstance(self.holder, dict | list | deque | CellType | MappingProxyType)
 
+    @property
+    def _of_holder(self) -> Any:
+        """What sets attributes past all code of the user's: of objects, or of classes."""
+        return type if isinstance(self.holder, type) else object
+
     def now(self) -> Any:
         """What is there; `NOTHING` where nothing is."""
         try:
@@ -74,6 +79,8 @@ class HostPlace:
                 return self.holder.cell_contents
             if isinstance(self.holder, dict):
                 return dict.get(self.holder, self.key, NOTHING)
+            if isinstance(self.holder, type):
+                return self.holder.__dict__[self.key]
             if self._is_slot:
                 return object.__getattribute__(self.holder, self.key)
             return self.holder[self.key]
@@ -91,7 +98,7 @@ class HostPlace:
         elif self.now() is NOTHING:
             return
         elif self._is_slot:
-            object.__delattr__(self.holder, self.key)
+            self._of_holder.__delattr__(self.holder, self.key)
         else:
             del self.holder[self.key]
 
@@ -100,7 +107,7 @@ class HostPlace:
         if isinstance(self.holder, CellType):
             self.holder.cell_contents = value
         elif self._is_slot:
-            object.__setattr__(self.holder, self.key, value)
+            self._of_holder.__setattr__(self.holder, self.key, value)
         else:
             self.holder[self.key] = value
 

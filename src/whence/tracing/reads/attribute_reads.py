@@ -76,12 +76,12 @@ def _settled(read: Read) -> Read:
 
 
 def _is_held(read: Read) -> bool:
-    if static_attribute(read.holder, read.name) is read.value:
-        return True
     held = own_attributes(read.holder)
     for name in TABLES:
         if (table := held.get(name)) and table.get(read.name) is read.value:
             return True
+    if static_attribute(read.holder, read.name) is read.value:
+        return True
     return any(base.__dict__.get(read.name) is read.value for base in type(read.holder).__mro__)
 
 
@@ -148,10 +148,10 @@ class Reads:
 
     def repeat(self, reads: Iterable[Read]) -> None:
         """Note reads that a call would have made that was not run."""
+        known = self._known
         for read in reads:
-            if not self._note(read) or type(value := read.value) in _LEADING_NOWHERE:
-                continue
-            if id(value) not in self._known:
+            value = read.value
+            if self._note(read) and type(value) not in _LEADING_NOWHERE and id(value) not in known:
                 self._follow(value, (read.module or ModulePath()).child(read.name))
 
     @contextmanager
@@ -203,8 +203,11 @@ class Reads:
             self.reachable.code_of(function)  # which computes it, or is it
         if type(value) not in PLAIN and not isinstance(value, Tensor):
             self.reachable.held_under(type(holder), value, name)
-        is_held = static_attribute(holder, name) is value
+        is_made = id(value) not in self._known and self._before.has_got(holder, name, value)
+        is_held = static_attribute(holder, name) is value and not is_made
         self._follow(value, (read.module or ModulePath()).child(name), is_held=is_held)
+        if is_made and id(value) in self._known:
+            self._before.passes_over(value)
         return True
 
     def _read_by_text(self, holder: object) -> None:

@@ -37,6 +37,8 @@ class ContainerSnapshot:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._hooks = [(module, _hook_counts(module)) for module in modules]
         self._start = {id(module): dict(own_attributes(module)) for module, _ in self._hooks}
+        self._met: dict[int, dict[str, Any]] = dict(self._start)
+        self._made: dict[int, object] = {}
         self._contents: dict[int, list[Saved]] = {}
         self._own: set[tuple[int, str]] = set()
         self._attributes: dict[int, dict[str, Any]] = {}
@@ -48,7 +50,20 @@ class ContainerSnapshot:
     def begin(self, holder: object) -> None:
         """Remember which attributes are there that reading puts there."""
         held = own_attributes(holder)
+        self._met.setdefault(id(holder), dict(held))
         self._own |= {(id(holder), name) for name in self._computed_by(type(holder)) if name in held}
+
+    def has_got(self, holder: object, name: str, value: object) -> bool:
+        """Whether the run has put a value under a name of a thing since it was met.
+
+        What was there before the run, and is put there, was met where it came from.
+        """
+        before = self._met.get(id(holder))
+        return before is not None and name in own_attributes(holder) and before.get(name, self) is not value
+
+    def passes_over(self, made: object) -> None:
+        """Changes of what the run itself has made are no changes: the next run makes another."""
+        self._made[id(made)] = made
 
     def keep(self, holder: object, name: str, value: object) -> None:
         """Remember whether the holder itself has the attribute, and what a container holds now."""
@@ -74,6 +89,8 @@ class ContainerSnapshot:
         self._contents.clear()
         self._attributes.clear()
         self._start.clear()
+        self._met.clear()
+        self._made.clear()
         return found
 
     def put(self) -> tuple[Change, ...]:
@@ -87,7 +104,7 @@ class ContainerSnapshot:
         return tuple(found)
 
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
-        for read in reads:
+        for read in (read for read in reads if id(read.holder) not in self._made):
             held = _held_by(read.holder)
             was_held = (id(read.holder), read.name) in self._own
             if read.name == _WHOLE:

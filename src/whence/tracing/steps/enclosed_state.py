@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from whence._torch.elsewhere.recorder import SCALER, WITHOUT_SCALER
 from whence._torch.files import is_installed, is_library
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
-from whence._torch.observe.training_steps import schedules_in
+from whence._torch.observe.training_steps import is_optimizer, schedules_in
 from whence.dependence.code import function_in, globals_within
 from whence.dependence.describe import hook_rows
 from whence.dependence.snapshots import (
@@ -285,9 +285,11 @@ def _is_written(value: object) -> bool:
 
 
 def has_state(value: Any) -> bool:
-    """Whether a value may be changed by who holds it, and is not looked at elsewhere."""
-    is_looked_into = isinstance(value, CONTAINERS) or has_attributes(value)
-    return is_looked_into and not isinstance(value, _NOT_LOOKED_INTO)
+    """Whether a value may be changed by who holds it, and is not looked at elsewhere; an optimizer that was
+    never set up as one only stands for another."""
+    if isinstance(value, _NOT_LOOKED_INTO) and not (isinstance(value, Optimizer) and not is_optimizer(value)):
+        return False
+    return isinstance(value, CONTAINERS) or has_attributes(value)
 
 
 def wrappers_of(step: Any) -> Iterator[Any]:

@@ -223,8 +223,7 @@ def optimizing(subject: Subject, optimizer: object) -> Optimizing:
         raise UsageError(
             f"the optimizer is a {type(optimizer).__name__}",
             remedy="pass a torch.optim.Optimizer, a list of them, or None where the step updates parameters "
-            "itself; of one that stands for another, as Accelerate's, pass that one (.optimizer), whichever "
-            "the step calls",
+            "itself; of one around another, pass that one (.optimizer), whichever the step calls",
         )
     _refuse_hooks(optimizer)
     _refuse_inner(optimizer)
@@ -325,10 +324,13 @@ def _follows_parameter(entry: OptimizerEntry, found: Optimizing) -> bool:
 
 
 def is_plain(value: object) -> bool:
-    """Whether a value can be kept and compared: Python's own, or tuples, lists and dictionaries of them."""
+    """Whether a value can be kept and compared: Python's own, members of enumerations, or tuples, lists and
+    dictionaries of them."""
     if isinstance(value, dict):
         return all(map(is_plain, value.values()))
-    return isinstance(value, (*PLAIN,)) or (isinstance(value, (tuple, list)) and all(map(is_plain, value)))
+    return isinstance(value, (*PLAIN, Enum)) or (
+        isinstance(value, (tuple, list)) and all(map(is_plain, value))
+    )
 
 
 @dataclass(frozen=True)

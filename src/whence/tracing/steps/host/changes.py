@@ -8,12 +8,22 @@ from typing import Any
 
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.plain_values import same_objects
-from whence.dependence.snapshots import ATTRIBUTES, CELL, CONTAINER, SLOTS, VARIABLE, Saved, content_of_slots
+from whence.dependence.snapshots import (
+    ATTRIBUTES,
+    CELL,
+    CLASS,
+    CONTAINER,
+    SLOTS,
+    VARIABLE,
+    Saved,
+    content_of_slots,
+)
 from whence.program.arguments.host_state import HostPlace
 from whence.tracing.reads.outside_modules import OF_MODULES
 from whence.tracing.steps.host.stand_ins import is_stand_in
 from whence.tracing.steps.optimizer import is_same_value
 
+_NAMING = (ATTRIBUTES, SLOTS, CLASS)
 _NOWHERE = MappingProxyType[Any, Any]({})
 _CHANGED_AT_ONCE: Any = object()
 """The key of what is changed in a way that has no place."""
@@ -55,6 +65,8 @@ def places_in(row: Saved) -> Iterator[HostPlace]:
     elif row.kind is ATTRIBUTES:
         held = own_attributes(row.thing)
         yield from (HostPlace(f"{row.path}.{key}", held, key) for key in held)
+    elif row.kind is CLASS:
+        yield from (HostPlace(f"{row.path}.{key}", row.thing, key) for key in CLASS.read(row.thing))
     elif row.kind is SLOTS:
         yield from (HostPlace(f"{row.path}.{key}", row.thing, key) for key in content_of_slots(row.thing))
     elif row.kind is CONTAINER and isinstance(row.thing, dict | list):
@@ -74,7 +86,7 @@ def _host_changes(row: Saved) -> Iterator[HostChange]:
             for at, then in enumerate(before):
                 yield from _changed(HostPlace(f"{row.path}[{at}]", row.thing, at), then)
         return
-    is_named = row.kind in (ATTRIBUTES, SLOTS) or (row.kind is CONTAINER and isinstance(row.thing, dict))
+    is_named = row.kind in _NAMING or (row.kind is CONTAINER and isinstance(row.thing, dict))
     places = {place.key: place for place in places_in(row)}
     if is_named:
         spelling = "{}[{!r}]" if row.kind is CONTAINER else "{}.{}"

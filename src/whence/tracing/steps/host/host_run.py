@@ -7,6 +7,7 @@ operations and changes as the first, and then every run does.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from itertools import chain
 from types import CellType
@@ -14,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
-from whence._torch.plain_values import PLAIN, same_constant
+from whence._torch.plain_values import PLAIN_IN_WHOLE, same_constant
 from whence._torch.pytrees import TreeSpec, spelled, tree_flatten, tree_flatten_with_path, tree_unflatten
 from whence._torch.sizes.numbers import is_recorded
 from whence._torch.sizes.symbols import SYMBOLIC
@@ -394,7 +395,7 @@ def _is_leaf_like(now: Any, then: Any) -> bool:
 
 
 def _is_kept(leaf: object) -> bool:
-    return (isinstance(leaf, Tensor) or _is_computed(leaf)) or type(leaf) in (*PLAIN, Later)
+    return isinstance(leaf, Tensor | Enum) or _is_computed(leaf) or type(leaf) in (*PLAIN_IN_WHOLE, Later)
 
 
 def _reaches_operators(node: fx.Node) -> bool:
