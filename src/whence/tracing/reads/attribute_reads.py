@@ -113,7 +113,7 @@ class Reads:
         sources: ImpureCalls,
     ) -> None:
         self.observer = ReadObserver(self)
-        self.reachable = Reachable(is_user, self.is_watched, sources)
+        self.reachable = Reachable(is_user, self.is_watched, sources, self.observer.observe_class_of)
         self._subject = subject
         self._lines = lines
         self._place = place
@@ -163,7 +163,7 @@ class Reads:
         `outside` is told of all, also of objects that the model does not hold. `values` knows the tensors of
         the run, and `line_of` which line made one.
         """
-        self._outside = outside
+        self._outside, self.reachable.is_alone = outside, outside is None
         with (
             changes_reported(self.kept, self._lines, line_of, of_objects=True),
             self.observer.active(module for _, module in self._modules),
@@ -184,7 +184,7 @@ class Reads:
         """An attribute of the model was read; what it holds is watched from now on."""
         is_outside = self._outside is not None and self._outside.read(holder, name, value)
         if id(holder) not in self._known or issubclass(type(value), StandIn):
-            return is_outside
+            return is_outside or self.reachable.read(holder, name, self._place()[1])
         read = Read(holder, name, value, True, *self._place())
         if is_script_object(value):
             source = None if read.source is None else str(read.source)
@@ -223,7 +223,7 @@ class Reads:
         """An attribute was looked for that the model does not have."""
         is_outside = self._outside is not None and self._outside.missing(holder, name)
         if id(holder) not in self._known:
-            return is_outside
+            return is_outside or self.reachable.read(holder, name, self._place()[1])
         read = Read(holder, name, None, False, *self._place())
         if self._note(read):
             self._ran.append(read)

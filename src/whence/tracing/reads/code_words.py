@@ -1,12 +1,17 @@
 """What code spells: the names that it looks up, and the texts and numbers by which it may."""
 
-from types import CodeType
+from collections import deque
+from collections.abc import Iterable
+from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from whence.dependence.code import codes_in, looked_up_in, names_in
+from whence.dependence.code import BY_TEXT, codes_in, globals_in, looked_up_in, names_in
+from whence.dependence.snapshots import content_of_cell
 
 FOR_ALL = frozenset(("items", "values", "keys"))
 """Methods of a dictionary by which code asks for all entries."""
+
+_HOLDING = (dict, list, tuple, set, frozenset, deque)
 
 
 class CodeWords(NamedTuple):
@@ -47,3 +52,17 @@ class CodeWords(NamedTuple):
 
 
 NO_WORDS = CodeWords(frozenset(), frozenset())
+
+
+def names_if_it_looks_up(function: FunctionType) -> frozenset[str]:
+    """The names of a function that looks up attributes by text, or has a variable that holds entries."""
+    names = names_in(function.__code__)
+    held = variables_held(function, globals_in(function.__code__))
+    is_looking = not names.isdisjoint(BY_TEXT) or any(isinstance(each, _HOLDING) for each in held)
+    return names if is_looking else frozenset()
+
+
+def variables_held(function: FunctionType, names: Iterable[str]) -> list[Any]:
+    """What globals of these names hold, and the variables that the function closes over."""
+    cells = map(content_of_cell, function.__closure__ or ())
+    return [*(function.__globals__.get(name) for name in names), *cells]

@@ -158,12 +158,17 @@ _COVERABLE = (FunctionType, staticmethod, classmethod)
 """What classes hold, and an object may have one of its own in the place of."""
 
 
+def is_computed(held: object) -> bool:
+    """Whether what a class holds computes an attribute, in whose place no object can have its own."""
+    return isinstance(held, OF_CLASSES) and type(held) not in _COVERABLE
+
+
 def _of_object(found: Outside, spelling: CodeWords) -> Iterator[Outside]:
     """Attributes of an object, and the methods of its class."""
     for name in sorted(spelling.names):
         held = static_attribute(found.value, name)
         is_of_class = own_attributes(found.value).get(name) is not held
-        if is_of_class and isinstance(held, OF_CLASSES) and type(held) not in _COVERABLE:
+        if is_of_class and is_computed(held):
             continue
         if held is not NOTHING or name in spelling.asked:
             yield attribute_of(found, name, held)

@@ -64,7 +64,7 @@ from whence.tracing.reads.held_values import (
     says_what_it_is,
     values_held,
 )
-from whence.tracing.reads.outside_modules import children_of, facts_of
+from whence.tracing.reads.outside.modules import children_of, facts_of
 from whence.tracing.reads.type_queries import is_answer
 
 _NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseException)
@@ -141,6 +141,7 @@ class NamedValues:
             self._note(found, source)
         elif found.way and self._is_thing(value):
             self._note(replace(found, is_thing=True), source)
+            self._watch(found)
         elif found.way and self._is_opaque(value):
             self._note(found, source)
         ends_here = is_whole and not issubclass(type(value), Enum)  # whose members may hold more than a value
@@ -204,6 +205,9 @@ class NamedValues:
         return (
             self._is_entered(value) and is_entered_by_name(type(value)) and not issubclass(type(value), type)
         )
+
+    def _watch(self, found: Outside) -> None:
+        """An object was met, of which somebody may see what is read."""
 
     def _is_opaque(self, value: object) -> bool:
         """Whether a value is an object of C, into which nobody can look: another one decides otherwise. Its

@@ -19,6 +19,7 @@ from types import (
     BuiltinFunctionType,
     CellType,
     CodeType,
+    FrameType,
     FunctionType,
     MappingProxyType,
     MethodType,
@@ -36,7 +37,6 @@ from whence._torch.observe.attribute_reads import class_attribute, is_observable
 from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence.dependence.code import (
     APART,
-    BY_TEXT,
     IDENTITY,
     OF_ENVIRONMENT,
     behind,
@@ -44,7 +44,6 @@ from whence.dependence.code import (
     compares_identity,
     defaults_of,
     function_in,
-    globals_in,
     globals_within,
     imported,
     names_in,
@@ -64,7 +63,6 @@ from whence.dependence.snapshots import (
     Saved,
     StateKind,
     containers_saved,
-    content_of_cell,
     content_of_slots,
     has_results,
     is_iterator,
@@ -73,18 +71,20 @@ from whence.dependence.snapshots import (
 from whence.errors import SideEffect
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
-from whence.tracing.reads.code_words import CodeWords
-from whence.tracing.reads.held_values import as_found, of_context, spelled_in
-from whence.tracing.reads.named_values import NamedValues, beginning, is_plain
+from whence.tracing.reads.code_words import CodeWords, names_if_it_looks_up, variables_held
+from whence.tracing.reads.held_values import as_found, of_class, of_context, spelled_in
+from whence.tracing.reads.named_values import beginning, is_plain
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
+from whence.tracing.reads.outside.running_code import RunningFunctions, first_of, is_on_the_side
+from whence.tracing.reads.outside.watched_values import WatchedValues
 from whence.tracing.reads.own_functions import CalledByName
 from whence.tracing.reads.refused_code import iterated, refuse_compared, refuse_matched
 
 _ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)
 _ENTERED = frozenset(
     (
-        *("__init__", "__new__", "__call__", "__enter__", "__exit__", "__iter__", "__next__", "__getitem__"),
-        *("__setitem__", "__getattr__", "__get__", "forward", "backward", "setup_context"),
+        *("__call__", "__enter__", "__exit__", "__iter__", "__next__", "__getitem__", "__setitem__"),
+        *("__getattr__", "__get__", "forward", "backward", "setup_context"),
     )
 )
 """Methods of a class that code calls without naming them."""
@@ -95,9 +95,8 @@ _OF_PYTHON = frozenset(
     )
 )
 """Packages of Python's, and others that are no user's, whose objects keep state that a model advances."""
-_HOLDING = (dict, list, tuple, set, frozenset, deque)
 _NO_STATE = (BaseException, Enum)
-_OWNING = (*_HOLDING, Enum)
+_OWNING = (dict, list, tuple, set, frozenset, deque, Enum)
 """What the model holds and nobody sees being read, though it may have attributes."""
 _IN_WHOLE = frozenset({"vars", "__dict__"})
 """Names with which code gets all attributes of a thing at once, to look one up by text."""
@@ -110,10 +109,6 @@ _DATES = (datetime, datetime.datetime, datetime.date)
 Reader = tuple[CodeType, str]
 
 
-_NEAR = 3
-"""How many functions away from a method of the model variables are compared, and not only given back."""
-
-
 class Reachable:
     """Keeps the state of everything that code can reach; `is_inside` says what is looked at elsewhere.
 
@@ -121,22 +116,30 @@ class Reachable:
     """
 
     has_symbols = False
+    is_alone = True
+    """Whether nobody else looks at what functions read that no method of the model leads to."""
 
     def __init__(
-        self, is_user: Callable[[CodeType], bool], is_inside: Callable[[object], bool], sources: ImpureCalls
+        self,
+        is_user: Callable[[CodeType], bool],
+        is_inside: Callable[[object], bool],
+        sources: ImpureCalls,
+        observe: Callable[[object], bool],
     ) -> None:
         self.saved: list[Saved] = []
         self.readers: dict[int, Reader] = {}
         self.sources = sources
         self.names, self.texts = set[str](), set[str]()
         self.called = CalledByName(is_user)
-        self._named = NamedValues(is_user, is_inside)
+        self._named = WatchedValues(is_user, is_inside, observe)
+        self.read = self._named.read
         self._owned: list[tuple[Saved, Source]] = []
         self._contexts: list[tuple[Saved, Source]] = []
         self._is_user = is_user
         self._is_inside = is_inside
         self._seen: dict[object, object] = {}
         self._looking_up: dict[int, frozenset[str]] = {}
+        self._running = RunningFunctions(is_user)
 
     # --- code ----------------------------------------------------------------------------------------
 
@@ -148,11 +151,45 @@ class Reachable:
         if type(function) is not FunctionType:
             return
         self.called.function(function.__code__)
-        self._function(function, function.__name__, _DEEP, self._held_words(function, value))
+        held = self._held_words(function, value)
+        self._function(function, function.__name__, _DEEP, held)
+        self._runs(function, function.__name__, held)
         owner = type(value.__self__) if type(value) is MethodType else None
         if owner is not None and self._is_new(("called", owner, function), function):
             self._class(owner, function.__code__, names_in(function.__code__), _DEEP)
             self._walk(owner.__name__, owner, function.__code__)
+
+    def began(self, frame: FrameType) -> bool:
+        """A function begins to run; says whether it is enough to have seen it once."""
+        if self._running.is_passed_over(frame):
+            return True
+        if is_on_the_side(frame) or not (self.is_alone or self._running.is_reached(frame)):
+            return False
+        function, owner, name, attribute = self._running.running_in(frame)
+        first, code = first_of(frame), function.__code__
+        held = self._held_words(function, None if owner is None else MethodType(function, first))
+        if not is_installed(code.co_filename):
+            self._function(function, code.co_name, _DEEP, held)
+        self._runs(function, code.co_name, held)
+        if owner is not None and self._is_new(("began", owner, code), code):
+            self._method_runs(owner, name, attribute, code, self._is_inside(first))
+        return owner is None and not code.co_freevars and not self._looking_up[id(code)]
+
+    def _method_runs(self, owner: type, name: str, held: object, code: CodeType, is_watched: bool) -> None:
+        """Compare a method that runs, and what it reads of its class, where nobody sees these being read."""
+        if not is_watched or name.startswith("__"):
+            self._named.walk(of_class(owner, name, held), beginning(code), CodeWords.of(code))
+        if not is_watched:
+            self._walk(owner.__name__, owner, code)
+
+    def _runs(self, function: FunctionType, path: str, held: frozenset[Any]) -> None:
+        """Compare what a function reads that runs: its variables, its defaults, what it imports."""
+        code, cells = function.__code__, function.__closure__ or ()
+        if self._is_user(code) and self._is_new(("runs", id(code), *map(id, cells), held), function):
+            for module in imported(code, function.__globals__):
+                reader, names = (code, module.__name__), frozenset(names_in(code))
+                self._follow(module, module.__name__, reader, names, _DEEP)
+            self._named.function(function, path, CodeWords.of(code).and_held(held))
 
     def loss(self, loss: Any) -> None:
         """Look at a loss function, and at the object or the arguments that it comes with."""
@@ -177,10 +214,10 @@ class Reachable:
         variables hold, and the object whose method it is."""
         code = function.__code__
         if (names := self._looking_up.get(id(code))) is None:
-            names = self._looking_up[id(code)] = _names_if_it_looks_up(function)
+            names = self._looking_up[id(code)] = names_if_it_looks_up(function)
         if not names:
             return frozenset()
-        held = _variables(function, names)
+        held = variables_held(function, names)
         if type(method) is MethodType:
             held += [static_attribute(method.__self__, name) for name in names]
         return frozenset(each for each in held if type(each) in (str, int))
@@ -192,6 +229,7 @@ class Reachable:
         held = self._held_words(function, None) if held is None else held
         if not self._is_user(code) or not self._is_new((id(code), *map(id, cells), held), (function, cells)):
             return
+        self._running.reach(function)
         names, inner = frozenset[str](), list(codes_in(code))
         for each in inner:
             names |= names_in(each)
@@ -209,10 +247,6 @@ class Reachable:
                     self._follow(row.before, name, (code, name), names, depth - 1)
         for value in defaults_of(function):
             self._follow(value, f"a default argument of {path}", (code, path), names, depth - 1)
-        if depth > _DEEP - _NEAR:
-            for module in imported(code, function.__globals__):
-                self._follow(module, module.__name__, (code, module.__name__), names, depth)
-            self._named.function(function, path, CodeWords.of(code).and_held(held))
 
     def _note_words(self, names: Set[str], inner: Sequence[CodeType]) -> None:
         """Note the names that code spells, and what it does for which no name stands."""
@@ -316,6 +350,8 @@ class Reachable:
         if self._is_new(id(value), value):
             for inside in (*behind(value), *_held_for_good(value)):
                 self._follow(inside, path, reader, names, depth)
+                if kind is _lru_cache_wrapper and type(inside) is FunctionType:
+                    self._runs(inside, path, frozenset())  # where it does not know yet what it gives
             if _is_followed(kind):
                 for row in self._save(path, value, reader):
                     if row.kind is CONTEXT:
@@ -403,20 +439,6 @@ class Reachable:
         """Where code that reads it names it."""
         reader = self.readers.get(id(row.thing))
         return None if reader is None else line_of(reader)
-
-
-def _names_if_it_looks_up(function: FunctionType) -> frozenset[str]:
-    """The names of a function that looks up attributes by text, or has a variable that holds entries."""
-    names = names_in(function.__code__)
-    held = _variables(function, globals_in(function.__code__))
-    is_looking = not names.isdisjoint(BY_TEXT) or any(isinstance(each, _HOLDING) for each in held)
-    return names if is_looking else frozenset()
-
-
-def _variables(function: FunctionType, names: Iterable[str]) -> list[Any]:
-    """What globals of these names hold, and the variables that the function closes over."""
-    cells = map(content_of_cell, function.__closure__ or ())
-    return [*(function.__globals__.get(name) for name in names), *cells]
 
 
 def _has_no_gradient(parameter: Tensor) -> bool:

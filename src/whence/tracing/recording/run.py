@@ -186,6 +186,7 @@ def listening(
         observed_packing(run.watch.packing, partial(session.recorder.listener.model.mode_asked, GRAD)),
         observed_derivatives(lambda what: session.log.add(Lost(what))),
         formulas_refused(lambda: running.phase is Phase.FORWARD, lambda name: formula_decides(name, here())),
+        session.recorder.functions.seen_by(run.reads.reachable.began),
     ):
         yield
 

@@ -46,7 +46,7 @@ from whence.dependence.snapshots import (
 )
 from whence.errors import Place, UnsupportedStep, UsageError
 from whence.provenance import ModulePath
-from whence.tracing.reads.outside_modules import OF_MODULES
+from whence.tracing.reads.outside.modules import OF_MODULES
 from whence.tracing.reads.type_queries import is_answer
 
 _THEIRS = (GradScaler, LRScheduler)

@@ -19,7 +19,7 @@ from whence.dependence.snapshots import (
     content_of_slots,
 )
 from whence.program.arguments.host_state import HostPlace
-from whence.tracing.reads.outside_modules import OF_MODULES
+from whence.tracing.reads.outside.modules import OF_MODULES
 from whence.tracing.steps.host.stand_ins import is_stand_in
 from whence.tracing.steps.optimizer import is_same_value
 
