@@ -16,6 +16,10 @@ DOOR = f"{Path(__file__).parent}{os.sep}"
 """The folder of what knows PyTorch's private parts, with the code that runs inside of every operation."""
 TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 """The folder of torch."""
+COMPUTING = tuple(f"{TORCH}{room}{os.sep}" for room in ("nn", "distributions", "optim"))
+"""The folders of what computes in Python, by functions that it calls by name."""
+FUNCTIONS_OF_C: Any = torch._VF
+"""Where PyTorch's recurrent networks look up functions in C, and anybody may put another."""
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _INSTALLED = tuple(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("purelib", "platlib"))
 

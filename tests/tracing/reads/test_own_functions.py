@@ -1,7 +1,9 @@
 """Whoever puts a function of their own in the place of PyTorch's or Python's is seen."""
 
 import builtins
+import functools
 import importlib
+import itertools
 import math
 import subprocess
 import sys
@@ -11,10 +13,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributions import Normal
 
 import whence
 from whence.dependence.asking import attempt
@@ -29,6 +33,7 @@ class Calls(nn.Module):
         super().__init__()
         self.project = nn.Linear(4, 4)
         self.attend = nn.MultiheadAttention(4, 2, batch_first=True)
+        self.recur, self.prior = nn.LSTM(4, 4, batch_first=True), Normal(0.0, 1.0)
         self.sizes = [1, 2, 3]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -36,6 +41,8 @@ class Calls(nn.Module):
             scale = math.sqrt(x.shape[-1]) + x.mean()
         x = torch.sin(F.gelu(self.project(x)).relu()) @ x.mT * scale
         x = self.attend(x, x, x)[0] * len(self.sizes)
+        x = functools.reduce(torch.add, itertools.chain([x], [self.recur(x)[0]]))
+        x = x + self.prior.log_prob(x) * float(np.hypot(3.0, 4.0)) / float(np.linalg.norm([3.0]))
         return nn.utils.rnn.pad_sequence([*x], batch_first=True)
 
 
@@ -51,6 +58,13 @@ REPLACED = (
     pytest.param(math, "sqrt", id="of Python's math"),
     pytest.param(torch, "no_grad", id="a class"),
     pytest.param(nn.utils.rnn, "pad_sequence", id="of torch.nn.utils.rnn"),
+    pytest.param(functools, "reduce", id="of Python's functools"),
+    pytest.param(itertools, "chain", id="of Python's itertools"),
+    pytest.param(np, "hypot", id="of NumPy"),
+    pytest.param(np.linalg, "norm", id="of NumPy, in Python"),
+    pytest.param(Normal, "log_prob", id="of a distribution"),
+    pytest.param(torch._VF, "lstm", id="of recurrent networks"),
+    pytest.param(nn.Module, "_call_impl", id="what calls modules"),
 )
 
 
@@ -153,6 +167,26 @@ def test_a_step_whose_code_calls_another_function(
     with pytest.raises(StaleCapture, match="smooth_l1_loss"):
         run(_X)
     assert torch.equal(model.weight, before)
+
+
+def test_a_step_whose_optimizer_calls_another_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's optimizers call functions by their names, too."""
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    program = whence.capture_step(step, (_X,), model=model, optimizer=optimizer)
+    run = program.bind(model, optimizer)
+    run(_X)
+    monkeypatch.setattr(torch, "_foreach_add_", lambda *_given, **_named: None)
+    with pytest.raises(StaleCapture, match="_foreach_add_"):
+        run(_X)
 
 
 class _Waits(nn.Module):

@@ -6,6 +6,8 @@ libraries put their own there), and one that no variable of a file covers a name
 """
 
 import builtins
+import functools
+import itertools
 import math
 import operator
 import sys
@@ -15,9 +17,11 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import chain
 from operator import is_, itemgetter
+from pathlib import Path
 from types import (
     BuiltinFunctionType,
     CodeType,
+    FrameType,
     FunctionType,
     GetSetDescriptorType,
     MappingProxyType,
@@ -27,26 +31,50 @@ from types import (
 from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
-from whence._torch.files import TORCH, is_standard_library
+from whence._torch.files import COMPUTING, FUNCTIONS_OF_C, TORCH, is_standard_library
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.patching import ABSENT, without_patches
 from whence.dependence.code import codes_in, function_in
 from whence.dependence.snapshots import content_of_cell
 from whence.program.arguments.optimizer_arguments import Outside
+from whence.tracing.reads.outside.running_code import first_of
 from whence.tracing.reads.type_queries import is_answer
 
+_NUMERIC = ("numpy", "numpy.linalg", "numpy.fft")
 _MODULES = (
     *(torch, torch.nn.functional, torch.linalg, torch.fft, torch.special, torch.autograd, torch.func),
-    *(torch.utils.checkpoint, torch.nn.utils, torch.nn.utils.rnn, builtins, math, operator),
+    *(torch.utils.checkpoint, torch.nn.utils, torch.nn.utils.rnn, torch.distributions.kl, builtins, math),
+    *(operator, functools, itertools, *(sys.modules[name] for name in _NUMERIC if name in sys.modules)),
 )
+
+
+def _named(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+_CLASSES: Mapping[str, type] = MappingProxyType(
+    {
+        _named(kind): kind
+        for held in (torch.distributions, torch.distributions.transforms, torch.distributions.kl, nn)
+        for kind in vars(held).values()
+        if isinstance(kind, type) and (kind is nn.Module or kind.__module__.startswith("torch.distributions"))
+    }
+)
+"""Classes whose methods are compared that ran, or that every model calls: many have the same names."""
+_IN_C = MappingProxyType({name: getattr(FUNCTIONS_OF_C, name) for name in dir(FUNCTIONS_OF_C.vf)})
 _TABLES: Mapping[str, tuple[Mapping[str, Any], ...]] = MappingProxyType(
     {
         **{each.__name__: (vars(each),) for each in _MODULES},
+        **{name: tuple(vars(base) for base in kind.__mro__[:-1]) for name, kind in _CLASSES.items()},
         "torch.Tensor": tuple(vars(base) for base in torch.Tensor.__mro__[:-1]),
+        FUNCTIONS_OF_C.__name__: (vars(FUNCTIONS_OF_C), _IN_C),
     }
 )
 """Where code finds them: the variables of a file, or what a class and its bases hold."""
+_MODULE, _DISTRIBUTIONS = _named(nn.Module), str(Path(torch.distributions.__file__).parent)
+_CALLS = ("__call__", "_call_impl", "_wrapped_call_impl")
 _OF_C = (BuiltinFunctionType, MethodDescriptorType, WrapperDescriptorType, GetSetDescriptorType)
 _OPERATORS = frozenset(
     f"__{side}{name}__"
@@ -62,7 +90,7 @@ _UNCHANGED = f"{TORCH}_compile.py"
 imported, it puts one in the place of `torch.manual_seed`."""
 
 
-_OF_TABLES = sys.stdlib_module_names | {"torch", "typing_extensions"}
+_OF_TABLES = sys.stdlib_module_names | {"torch", "numpy", "typing_extensions"}
 """Packages of objects that PyTorch and Python have under these names, and that can be called."""
 
 
@@ -80,15 +108,19 @@ def _beneath(held: object) -> Any:
 
 
 def _if_own(table: str, held: object) -> Any:
-    """A function if it is PyTorch's or Python's, `NOTHING` if somebody put another there before whence came,
+    """A function if it is of whose the table is, `NOTHING` if somebody put another there before whence came,
     and None for all else."""
+    package = table.partition(".")[0]
+    if isinstance(held, property):
+        return held if _if_own(table, held.fget) is held.fget else None
     if isinstance(function := _beneath(held), FunctionType):
         file = function.__code__.co_filename
-        return held if file.startswith(TORCH) else None if is_standard_library(file) else NOTHING
+        is_own = str(function.__globals__.get("__name__")).partition(".")[0] == package
+        return held if is_own else None if is_standard_library(file) else NOTHING
     if isinstance(held, type):
-        is_own = table == builtins.__name__ or held.__module__.startswith("torch")
+        is_own = table == builtins.__name__ or held.__module__.partition(".")[0] == package
         return held if is_own and not issubclass(held, BaseException) else None
-    if isinstance(held, _OF_C):
+    if isinstance(held, _OF_C) or (callable(held) and type(held).__module__.partition(".")[0] == "numpy"):
         return held
     is_put_there = callable(held) and type(held).__module__.partition(".")[0] not in _OF_TABLES
     return NOTHING if is_put_there or isinstance(held, partial) else None
@@ -170,12 +202,25 @@ class CalledByName:
     def __init__(self, is_user: Callable[[CodeType], bool]) -> None:
         self._is_user = is_user
         self._of_libraries: set[str] = set()
+        self._ran = {_Name(_MODULE, name) for name in _CALLS}
         self._of_files: defaultdict[str, set[str]] = defaultdict(set)
 
     def function(self, code: CodeType) -> None:
         """Code is about to run: that of `torch.nn.Linear.forward`, for one."""
         if not self._is_user(code):
             self._of_libraries.update(code.co_names)
+
+    def began(self, frame: FrameType) -> bool:
+        """Code that is not the user's begins to run; says whether it is enough to have seen it once."""
+        code = frame.f_code
+        if not code.co_filename.startswith(COMPUTING):
+            return True
+        self._of_libraries.update(code.co_names)
+        kinds = type(first_of(frame)).__mro__
+        table = next((name for kind in kinds if (name := _named(kind)) in _CLASSES), None)
+        if table is not None and code.co_name in _OWN[table]:
+            self._ran.add(_Name(table, code.co_name))
+        return not code.co_filename.startswith(_DISTRIBUTIONS)  # whose classes share methods
 
     def in_file(self, namespace: Mapping[str, Any], name: str) -> None:
         """Code of a file has a name of Python's."""
@@ -191,7 +236,7 @@ class CalledByName:
         """
         words = {*spelled, *self._of_libraries, *_OPERATORS}
         words.update(chain.from_iterable(map(_names_within, map(function_in, held))))
-        names = sorted({*chain.from_iterable(map(_leading_to, words - _COMPUTE_NOTHING))})
+        names = sorted({*self._ran, *chain.from_iterable(map(_leading_to, words - _COMPUTE_NOTHING))})
         yield _guarded_row("replaced functions of PyTorch and Python", replaced, map(str, names))
         if self._of_files:
             files = (f"{file}:{','.join(sorted(names))}" for file, names in sorted(self._of_files.items()))
@@ -244,7 +289,8 @@ def _names_by_file(names: str) -> tuple[tuple[str, tuple[str, ...]], ...]:
 @lru_cache(maxsize=4096)
 def _leading_to(spelled: str) -> frozenset[_Name]:
     """The functions of a name, and those that functions of `torch.nn.functional` name themselves."""
-    found, waiting = {_Name(table, spelled) for table, own in _OWN.items() if spelled in own}, [spelled]
+    tables = (table for table, own in _OWN.items() if spelled in own and table not in _CLASSES)
+    found, waiting = {_Name(table, spelled) for table in tables}, [spelled]
     while waiting:
         for name in _names_within(_FUNCTIONAL.get(waiting.pop())):
             rows = {_Name(table, name) for table in _INSIDE if name in _OWN[table]}

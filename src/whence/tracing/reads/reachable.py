@@ -162,7 +162,7 @@ class Reachable:
     def began(self, frame: FrameType) -> bool:
         """A function begins to run; says whether it is enough to have seen it once."""
         if self._running.is_passed_over(frame):
-            return True
+            return self.called.began(frame)
         if is_on_the_side(frame) or not (self.is_alone or self._running.is_reached(frame)):
             return False
         function, owner, name, attribute = self._running.running_in(frame)
