@@ -11,6 +11,7 @@ from tests import zoo
 from tests.checks import leaves_no_trace
 from tests.models import case, mean_sine
 from tests.tracing.writing import sines
+from whence._torch.fakes import FakeTensorMode
 from whence._torch.observe.hooks import hooks_on_gradient
 from whence.errors import UsageError
 
@@ -697,3 +698,26 @@ def test_a_parameter_that_is_frozen_in_the_run_has_no_gradient() -> None:
     program = whence.capture(model, (torch.ones(1, 3),), backward=torch.sum)
     result = program.verify(model, (torch.ones(1, 3),))
     assert result.ok, str(result)
+
+
+@pytest.mark.parametrize("place", [torch.device("meta"), FakeTensorMode()])
+def test_shapes_alone_are_not_compared(place: Any) -> None:
+    """A model that has no numbers is captured, and verify says that there are none."""
+    with place:
+        model, x = nn.Linear(4, 4), torch.ones(2, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    program = whence.capture(model, (x,))
+    with pytest.raises(UsageError, match="weight, bias, an argument has a shape and no numbers"):
+        program.verify(model, (x,))
+    program = whence.capture_step(step, (x,), model=model, optimizer=optimizer)
+    assert [row.name for row in program.signature.inputs if "momentum_buffer" in row.name] != []
+    with pytest.raises(UsageError, match="weight, bias, an argument has a shape and no numbers"):
+        program.verify(model, (x,), optimizer=optimizer)

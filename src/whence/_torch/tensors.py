@@ -40,6 +40,11 @@ _BITS = MappingProxyType({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: tor
 """The integers of as many bytes."""
 
 
+def has_no_numbers(tensor: Tensor) -> bool:
+    """Whether a tensor has a shape alone: it is on the meta device, or fake."""
+    return tensor.is_meta or isinstance(tensor, FakeTensor)
+
+
 def same_bits(left: Tensor, right: Tensor) -> bool:
     """`torch.equal`, with NaN equal to NaN, and a zero not to one of the other sign."""
     if (left.layout, left.dtype, left.shape) != (right.layout, right.dtype, right.shape):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from whence._torch.observe.attribute_reads import class_attribute
 from whence._torch.observe.hooks import HOOK_FLAGS, HOOK_KINDS
 from whence._torch.subclasses.fully_sharded import class_as_written, is_of_sharding
 from whence._torch.subclasses.spread import spread_layout
@@ -37,6 +38,7 @@ from whence.program.guards.expectations import (
 METHODS_OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 """Methods of classes that are written in C, which a class alone is asked for."""
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodWrapperType, *METHODS_OF_C)
+_BOUND_IN_C = (types.BuiltinFunctionType, types.MethodWrapperType)
 CALLED = (*_FUNCTIONS, types.MethodType, functools.partial)
 """What functions are found behind."""
 
@@ -210,10 +212,24 @@ def function_of(value: Any) -> tuple[Any, object, functools.partial[Any] | None]
         return value.__func__, value.__self__, None
     if isinstance(value, functools.partial):
         inner = function_of(value.func)
-        return (value.func, None, value) if inner is None else (inner[0], inner[1], value)
+        if inner is None:
+            return value.func, None, value
+        target, owner, fixed = inner
+        given = (*(() if fixed is None else fixed.args), *value.args)
+        return target, owner, functools.partial(target, *given, **value.keywords)
     if isinstance(value, _FUNCTIONS):
-        return value, None, None
+        bound = _bound_in_c(value)
+        return (value, None, None) if bound is None else (bound.func, None, bound)
     return None
+
+
+def _bound_in_c(value: Any) -> functools.partial[Any] | None:
+    """A method in C of an object (`"abc".upper`), as that of the class with the object as an argument."""
+    kind = type(value.__self__) if isinstance(value, _BOUND_IN_C) else type
+    if issubclass(kind, (types.ModuleType, type, types.NoneType)):
+        return None
+    method = class_attribute(kind, value.__name__)
+    return functools.partial(method, value.__self__) if isinstance(method, METHODS_OF_C) else None
 
 
 def closure_of(function: Any) -> list[Any]:

@@ -30,6 +30,7 @@ from whence.program.arguments.fitting import other_autocast
 from whence.program.arguments.host_state import HostEffect, HostPlace
 from whence.program.arguments.optimizer_arguments import Step
 from whence.program.arguments.variants import alone
+from whence.program.names import NamedOnly
 from whence.program.queries.failing import OF_OPERATIONS, refuse_failed
 from whence.program.state import with_state
 from whence.schema import InputKind, OutputKind
@@ -385,6 +386,9 @@ def other_optimizer(
         tuple(rows.get(names.get(id(p), ""), "a tensor from outside the model") for p in group["params"])
         for group in optimizer.param_groups
     )
+    if issubclass(step.optimizer_class, NamedOnly):
+        what = f"{program.name} was loaded from a file, and has the class of its optimizer by name"
+        return [Fault(what, remedy="whence.load(path, model=...) with the model that it is bound to")]
     if type(optimizer) is not step.optimizer_class:
         what = (
             f"the program was captured with {step.optimizer_class.__name__}, not {type(optimizer).__name__}"

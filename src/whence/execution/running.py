@@ -15,8 +15,15 @@ from whence._torch.pytrees import tree_flatten, tree_map_only, tree_unflatten, w
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.subclasses.fully_sharded import sharding_kept
 from whence._torch.subclasses.wrapper_subclasses import plain_parts
-from whence._torch.tensors import PLAIN_TENSORS, attributes_set_on, negated, same_bits, untouched
-from whence.errors import StaleCapture
+from whence._torch.tensors import (
+    PLAIN_TENSORS,
+    attributes_set_on,
+    has_no_numbers,
+    negated,
+    same_bits,
+    untouched,
+)
+from whence.errors import StaleCapture, UsageError
 from whence.hierarchy.run.wrapper_subclasses import holder_of
 from whence.program import FlatProgram
 from whence.program.arguments.convention import whole_paths_of
@@ -45,6 +52,18 @@ class Run:
     state: dict[str, Tensor]
     inputs: dict[str, Any]
     generators: dict[str, Any]
+
+
+def refuse_without_numbers(subject: Subject, inputs: tuple[Any, Any]) -> None:
+    """Raise `UsageError` where a model or its inputs have shapes alone, and no two runs can be compared."""
+    named = [(str(row.paths[0]), row.tensor) for row in state_tensors(subject)]
+    named += [("an argument", leaf) for leaf in whole_leaves(inputs) if isinstance(leaf, Tensor)]
+    if without := list(dict.fromkeys(name for name, tensor in named if has_no_numbers(tensor))):
+        raise UsageError(
+            f"nothing of {subject.name} can be compared: {', '.join(without)} has a shape and no numbers",
+            remedy="verify with a model and inputs that are not on the meta device, nor fake; "
+            "program.check says whether the capture holds for this model",
+        )
 
 
 @contextmanager
@@ -94,7 +113,7 @@ def numbers_kept(tensors: Sequence[Tensor]) -> Callable[[], None]:
 
 
 def _write_back(tensor: Tensor, value: Tensor) -> None:
-    if tensor.is_meta or same_bits(tensor, value):
+    if has_no_numbers(tensor) or same_bits(tensor, value):
         return
     with torch.no_grad():
         tensor.copy_(value)

@@ -18,7 +18,14 @@ from whence._torch.observe.compile_flags import compiling_on_this_thread
 from whence._torch.operators.table import said_of
 from whence.errors import UsageError
 from whence.execution.compare import Comparison, compare
-from whence.execution.running import Run, run_eager, run_module, same_start, seed_of_its_way
+from whence.execution.running import (
+    Run,
+    refuse_without_numbers,
+    run_eager,
+    run_module,
+    same_start,
+    seed_of_its_way,
+)
 from whence.execution.values.first import by_call, first_unequal
 from whence.program import FlatProgram
 from whence.program.arguments.variants import alone
@@ -97,6 +104,7 @@ def verify(
     subject = subject_of(model)
     refuse_uninitialised(subject)
     inputs = (args, kwargs or {})
+    refuse_without_numbers(subject, inputs)
     bound = alone(program).with_changes(state=bound_state(program, tensors_by_name(subject)))
     untold = replace(bound.convention, questions=())  # copies answer some otherwise, in eager, too
     bound = bound.with_changes(convention=untold)

@@ -22,7 +22,15 @@ from whence.dependence.snapshots import save_all
 from whence.errors import UsageError
 from whence.execution.bound import Bound, Check
 from whence.execution.compare import Comparison
-from whence.execution.running import Run, copied, noted, numbers_kept, same_start, seed_of_its_way
+from whence.execution.running import (
+    Run,
+    copied,
+    noted,
+    numbers_kept,
+    refuse_without_numbers,
+    same_start,
+    seed_of_its_way,
+)
 from whence.execution.values.first import Watcher, border_gradients, calls_beside, first_unequal
 from whence.execution.values.walk import walk
 from whence.execution.verify import Verification, compared, with_calls
@@ -57,6 +65,7 @@ def verify_step(
     refuse_elsewhere(program)
     subject = subject_of(model)
     refuse_uninitialised(subject)
+    refuse_without_numbers(subject, inputs)
     optimizer = step.optimizer if optimizer is None else as_one_optimizer(optimizer)
     _refuse_others(program, subject, optimizer)
     program.convention.flatten(*inputs)

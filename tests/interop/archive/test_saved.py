@@ -186,6 +186,16 @@ def test_what_a_loss_closes_over_is_compared_where_it_is_given(tmp_path: Path) -
         whence.load(path, loss_function=scaled(0.5))
 
 
+def test_a_step_that_was_loaded_without_a_model_says_what_it_is_bound_with(tmp_path: Path) -> None:
+    """It has the classes of the file by name, that of its optimizer too."""
+    model, optimizer = small()
+    held: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    whence.capture_step(zero_first(model, optimizer), (batch(),), **held).save(path := tmp_path / "p.whence")
+    with pytest.raises(UsageError, match=r"by name\n.*whence.load\(path, model="):
+        whence.load(path).bind(model, optimizer)
+    assert torch.is_tensor(whence.load(path, model=model).bind(model, optimizer)(batch()))
+
+
 def _seeded(model: ModelCase, tree: nn.Module) -> Any:
     _, args, kwargs = model.make()
     torch.manual_seed(3)
