@@ -46,8 +46,8 @@ def folder_of(package: str) -> str | None:
     return None if found is None or found.origin is None else f"{Path(found.origin).parent}{os.sep}"
 
 
-ALGEBRA = tuple(folder for name in ("sympy", "mpmath") if (folder := folder_of(name)))
-"""Where the packages are by which torch computes with sizes."""
+ALGEBRA = tuple(folder for name in ("sympy", "mpmath", "networkx") if (folder := folder_of(name)))
+"""Where the packages are by which torch computes with sizes, and cuts graphs in two."""
 
 
 def hook_in_words(hook: Any) -> str:

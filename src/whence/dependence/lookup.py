@@ -37,7 +37,12 @@ def static_attribute(thing: Any, name: str) -> Any:
     held = own.get(name, NOTHING)
     if held is NOTHING:
         held = class_attribute(type(thing), name)
-    return held.__get__(thing) if type(held) is MemberDescriptorType else held
+    if type(held) is not MemberDescriptorType:
+        return held
+    try:
+        return held.__get__(thing)
+    except AttributeError:  # a slot into which nothing was put yet
+        return NOTHING
 
 
 def same_class(expected: type, found: type) -> bool:

@@ -112,6 +112,15 @@ class New:
         return found
 
 
+class Slotted:
+    """Has no value in its slot yet where its constructor begins."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 1.0 if hasattr(self, "value") else SCALE
+
+
 @dataclass
 class Post:
     """Reads a variable behind what Python makes."""
@@ -209,6 +218,7 @@ WAYS: dict[str, Callable[[Any, Tensor], Any]] = {
     "a membership": lambda _, x: x * (5 if 1 in SETTINGS else 3),
     "a constructor": lambda _, x: x * Constructed().value,
     "a constructor before there is an instance": lambda _, x: x * New().value,
+    "a constructor that fills slots": lambda _, x: x * Slotted().value,
     "what a data class calls": lambda _, x: x * Post().value,
     "a data class is made of another": lambda self, x: x * replace(self.post, count=3).value,
     "a factory of a class": lambda _, x: x * Constructed.make().value,
