@@ -8,9 +8,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
+import torch
+
 BASES = "__bases__"
+_TRACER = torch.fx.Tracer.trace.__code__.co_filename
 ABSENT: Any = object()
 """What is put in the place of an attribute that shall not be there."""
 
@@ -43,13 +47,14 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def without_patches(value: Any) -> Any:
-    """What was there before the patches that are on, of what an attribute holds now."""
-    if not _on:  # as nearly always, and checks ask this of everything
-        return value
-    for patch in reversed(tuple(_on)):
-        if patch.value is value:
-            value = patch.before
-    return value
+    """What was there before the patches that are on, of what an attribute holds now: those of ours, and what
+    `torch.fx` puts in the place of calls of modules while it traces, for all threads."""
+    if _on:  # seldom, and checks ask this of everything
+        for patch in reversed(tuple(_on)):
+            if patch.value is value:
+                value = patch.before
+    is_tracer_s = type(value) is FunctionType and value.__code__.co_filename == _TRACER
+    return without_patches(value.__wrapped__) if is_tracer_s and "__wrapped__" in vars(value) else value
 
 
 def patches_undone() -> Callable[[], None]:

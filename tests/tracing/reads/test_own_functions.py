@@ -219,6 +219,13 @@ def test_a_check_while_another_thread_captures(
     assert found == []
 
 
+def test_a_check_while_another_thread_traces(model: Calls) -> None:
+    """torch.fx puts its own in the place of calls of modules for all threads; strict captures do that."""
+    program = whence.capture(model, (_X,), backward=True)
+    trace = partial(torch.fx.symbolic_trace, _Waits())
+    assert _while(trace, partial(program.check, model, (_X,))) == []
+
+
 def _while(capture: Callable[[], object], look: Callable[[], object]) -> object:
     """What another thread finds in the middle of a capture."""
     found: list[object] = []
