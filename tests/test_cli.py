@@ -174,6 +174,9 @@ MADE = (
     "    return torch.nn.Sequential(torch.nn.Sequential(make()[0][0]), make()[0][1]), make()[1]\n"
     "def loss(y):\n"
     "    return y.sum()\n"
+    "def scaled(by):\n"
+    "    return lambda y: y.sum() * by\n"
+    "half, whole = scaled(0.5), scaled(1.0)\n"
 )
 
 
@@ -239,6 +242,20 @@ def test_a_file_keeps_of_a_loss_its_name(
     assert main(["verify", path, "mine:make", "--loss", "mine:loss"]) == OK
     assert main(["check", path, "mine:make"]) == OK
     assert main(["verify", path, "mine:make", "--loss", "mine:lost"]) == USAGE
+
+
+def test_check_looks_at_the_loss_that_it_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And at what that closes over; without, nobody knows which loss is meant."""
+    path = saved(tmp_path, monkeypatch, "mine:half")
+    assert main(["check", path, "mine:make"]) == FAILED
+    assert main(["check", path, "mine:make", "--loss", "mine:half"]) == OK
+    capsys.readouterr()
+    assert main(["check", path, "mine:make", "--loss", "mine:whole"]) == FAILED
+    assert "`closure by` was 0.5 at capture" in capsys.readouterr().out
+    assert main(["check", "mine:make", "--loss", "mine:half"]) == OK
+    assert main(["verify", path, "mine:make", "--loss", "mine:half"]) == OK
 
 
 def test_verify_with_a_distance(

@@ -189,12 +189,15 @@ def load(
     return loaded(interop.content_of(path), str(path), model, loss=loss_function)
 
 
-def beside(path: str | Path, model: Callable[..., Any]) -> Program:
-    """The program of a file, to be checked on a model: its guards speak of that, and its tensors are its own.
+def beside(
+    path: str | Path, model: Callable[..., Any], loss_function: Callable[[Any], Tensor] | None = None
+) -> Program:
+    """The program of a file, to be checked on a model and a loss: its guards speak of these, and its tensors
+    are its own.
 
     Raises what `load` raises, but for tensors that do not fit: those are guards that do not hold.
     """
-    return loaded(interop.content_of(path), str(path), model, binds=False)
+    return loaded(interop.content_of(path), str(path), model, loss=loss_function, binds=False)
 
 
 def bisect(

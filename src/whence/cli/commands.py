@@ -192,6 +192,7 @@ COMMANDS = (
                 "file needs one",
             ),
             _FORWARD,
+            _LOSS,
             _option("--guards", action="store_true", help="list everything that the capture relied on"),
             _IMPORT,
         ),

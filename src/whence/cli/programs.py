@@ -58,8 +58,11 @@ def program_and_other(
         remedy = f"name the one that it is about: {name} package.module:factory"
         raise UsageError(f"{name} holds a program, and no model", remedy=remedy)
     named = _with_loss(built(other), loss)
+    given = None if loss is None else named.loss
     with working(f"reading {name}"):
-        return (saved(name, model=named.model) if binds else beside(name, named.model)), named
+        if binds:
+            return saved(name, model=named.model, loss_function=given), named
+        return beside(name, named.model, given), named
 
 
 def _with_loss(named: NamedModel, loss: str | None) -> NamedModel:

@@ -35,7 +35,7 @@ def check(options: argparse.Namespace, console: Console) -> int:
     """What a capture relied on, and whether it still holds."""
     again = None if is_saved(options.model) else options.model
     program, other = program_and_other(
-        options.model, options.other or again, backward=not options.forward, binds=False
+        options.model, options.other or again, backward=not options.forward, loss=options.loss, binds=False
     )
     with working("checking"):
         violations = program.check(other.model, other.args, other.kwargs)
