@@ -3,7 +3,7 @@
 import copy
 import logging
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache, partial, wraps
 
 import pytest
 import torch
@@ -52,11 +52,6 @@ def test_the_size_stays_open(name: str, rows: int) -> None:
     assert program.verify(model, (other,)).ok
 
 
-@cache
-def _position(rows: int) -> float:
-    return rows / 2
-
-
 def _kept(x: Tensor) -> Tensor:
     key = (x.shape[0], 3)
     if key not in SCALES:
@@ -68,7 +63,6 @@ FIXED: dict[str, Run] = {
     "key": lambda x: {4: x * 2}.get(x.shape[0], x),
     "shape as key": lambda x: {torch.Size([4, 3]): x * 2}.get(x.shape, x),
     "in a set": lambda x: x * 2 if x.shape[0] in {4, 8} else x,
-    "cached": lambda x: x * _position(x.shape[0]),
     "kept outside": _kept,
     "written": lambda x: x * 2 if f"{x.shape[0]}" == "4" else x,
     "written as text": lambda x: x * {"4": 2}.get(str(x.shape[0]), 3),
@@ -90,3 +84,73 @@ def test_the_size_is_fixed(name: str) -> None:
         program.module()(torch.randn(6, 3))
     assert SCALES in ({}, {(4, 3): 2})  # eager's, of the verification
     SCALES.clear()
+
+
+@lru_cache
+def flat(shape: tuple[int, ...]) -> list[int]:
+    """A recipe, as einops keeps them by the shape."""
+    return [shape[0] * shape[1]]
+
+
+@wraps(flat)
+def wrapped(*shape: int) -> list[int]:
+    return flat(*[shape])
+
+
+class Recipes:
+    @cache  # noqa: B019
+    def of(self, rows: int) -> list[int]:
+        return [rows, -1, 1]
+
+    @staticmethod
+    @cache
+    def half(rows: int) -> float:
+        return rows / 2
+
+
+RECIPES = Recipes()
+tripled: Callable[[int], list[int]] = partial(RECIPES.of)
+
+CALLS: dict[str, Run] = {
+    "shape": lambda x: x.reshape(flat(x.shape)),
+    "in a function around it": lambda x: x.reshape(wrapped(*x.shape)),
+    "method": lambda x: x.reshape(RECIPES.of(x.shape[0])),
+    "static method": lambda x: x * RECIPES.half(x.shape[0]),
+    "with some arguments": lambda x: x.reshape(tripled(x.shape[0])),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_a_cache_would_answer_is_computed(name: str, backward: bool) -> None:
+    """What decides is what the function does, and not that its results are kept."""
+    model, x = Sized(CALLS[name]), X.clone().requires_grad_(backward)
+    program = whence.capture(model, (x,), backward=backward, dynamic_shapes=({0: Dim("n", min=2)},))
+    other = torch.randn(7, 3, requires_grad=backward)
+    assert program.verify(model, (other,)).ok
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_cache_keeps_nothing_of_a_capture(name: str) -> None:
+    """Nothing of a capture is kept: the model itself computes afterwards as before."""
+    for kept in (flat, Recipes.of, Recipes.half):
+        kept.cache_clear()
+    model, before = Sized(CALLS[name]), (flat((2, 2)), RECIPES.of(2))
+    whence.capture(model, (X,), dynamic_shapes=({0: Dim("n", min=2)},))
+    assert model(X).numel() == X.numel()
+    assert {type(each) for each in (*flat((4, 3)), *RECIPES.of(4), RECIPES.half(4))} == {int, float}
+    assert before[0] is flat((2, 2))
+    assert before[1] is RECIPES.of(2)
+
+
+class Picked(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x[x[:, 0] > 0]
+        return rows.reshape(flat(tuple(rows.shape)))
+
+
+def test_values_that_decide_leave_no_symbols() -> None:
+    """The same where the size comes from data."""
+    model = Picked()
+    whence.capture(model, (X,), decide="example")
+    assert model(X).numel() % 3 == 0

@@ -1,13 +1,15 @@
 """What code of the user's may do with a size as with any number of Python's, and PyTorch's symbols cannot."""
 
 import ast
+import gc
+import inspect
 import linecache
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache
+from functools import _lru_cache_wrapper, cache, partial
 from itertools import islice
-from types import FrameType, MappingProxyType
+from types import FrameType, MappingProxyType, MethodType
 from typing import Any
 
 from torch import SymBool, SymFloat, SymInt
@@ -25,18 +27,111 @@ _TELLING = frozenset(
 """Functions that write for people."""
 _PYTHON_S: Mapping[type, type] = MappingProxyType({SymInt: int, SymFloat: float, SymBool: bool})
 
+Place = tuple[int, int]
+Span = tuple[Place, Place]
 
-def _as_number(kind: type, name: str) -> Callable[..., Any]:
-    """A method for which a symbol is its number, and its size fixed; not where packages know better."""
-    for_others = getattr(kind, name)
 
-    def answered(self: Any, *given: Any) -> Any:
-        found = getattr(self.node, "expr", None)
-        if found is None or (_package(sys._getframe(1)) in _THEIRS and not found.is_number):
-            return for_others(self, *given)
-        return getattr(_PYTHON_S[kind](self), name)(*given)
+class _CachedCalls:
+    """Caches of functions that have been given symbols, which they let go of at the end of the run.
 
-    return answered
+    A cache is there for speed: with a size that varies the function runs, as for numbers that it has not met
+    yet. What it then keeps is of this run alone.
+    """
+
+    def __init__(self) -> None:
+        self._given: dict[int, Any] = {}
+
+    def asks(self, frame: FrameType) -> bool:
+        """Whether the hash that code asks for now is that of a call which a cache answers."""
+        called = _function_called(frame)
+        if isinstance(called, _lru_cache_wrapper):
+            self._given[id(called)] = called
+        return isinstance(called, _lru_cache_wrapper)
+
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """After the block no cache holds symbols, or what was computed of them."""
+        try:
+            yield
+        finally:
+            for each in self._given.values():
+                _forget_symbols(each)
+            self._given.clear()
+
+
+def _forget_symbols(cached: Any) -> None:
+    """Of what a function keeps, what was computed for numbers stays: it may be drawn, or what others hold."""
+    for entries in gc.get_referents(cached):
+        if type(entries) is dict and entries is not vars(cached):
+            kept = {key: value for key, value in entries.items() if not _has_symbols(key)}
+            entries.clear()
+            entries.update(kept)
+
+
+def _has_symbols(key: Any) -> bool:
+    return any(map(_has_symbols, key)) if isinstance(key, tuple) else type(key) in _PYTHON_S
+
+
+def _function_called(frame: FrameType) -> Any:
+    """The function that code calls where it is; None where that is not written as a name or an attribute."""
+    span = _span_now(frame)
+    written = None if span is None else _calls_in(frame.f_code.co_filename).get(span)
+    return None if written is None else _function_behind(_stands_for(written, frame))
+
+
+def _span_now(frame: FrameType) -> Span | None:
+    """Where what a frame runs is written, from a line and column to another."""
+    positions = islice(frame.f_code.co_positions(), frame.f_lasti // 2, None)
+    line, end, column, end_column = next(positions)
+    if line is None or end is None or column is None or end_column is None:
+        return None
+    return (line, column), (end, end_column)
+
+
+@cache
+def _calls_in(file: str) -> Mapping[Span, ast.expr]:
+    """What the calls in a file call, by where they are written."""
+    try:
+        nodes = ast.walk(ast.parse("".join(linecache.getlines(file))))
+    except SyntaxError:
+        return {}
+    return {_span_of_call(node): node.func for node in nodes if isinstance(node, ast.Call)}
+
+
+def _span_of_call(node: ast.expr) -> Span:
+    return (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
+
+
+def _stands_for(written: ast.expr, frame: FrameType) -> Any:
+    """What a name or an attribute stands for, looked at without running anything."""
+    match written:
+        case ast.Name(id=name):
+            names = (frame.f_locals, frame.f_globals, frame.f_builtins)
+            return next((each[name] for each in names if name in each), None)
+        case ast.Attribute(value=holder, attr=name):
+            return inspect.getattr_static(_stands_for(holder, frame), name, None)
+    return None
+
+
+def _function_behind(function: Any) -> Any:
+    """What a method of whichever kind calls, or a function with some of its arguments."""
+    while isinstance(function, MethodType | staticmethod | classmethod | partial):
+        function = function.func if isinstance(function, partial) else function.__func__
+    return function
+
+
+def _hashed(kind: type, cached: _CachedCalls) -> Callable[[Any], int]:
+    """The hash of a symbol: its number's, and its size fixed; not for packages that know it, and caches."""
+    for_others: Callable[[Any], int] = kind.__hash__
+
+    def hashed(self: Any) -> int:
+        found, frame = getattr(self.node, "expr", None), sys._getframe(1)
+        if found is None or (_package(frame) in _THEIRS and not found.is_number):
+            return for_others(self)
+        is_cached = cached.asks(frame)
+        return hash(found if is_cached and not found.is_number else _PYTHON_S[kind](self))
+
+    return hashed
 
 
 def _divided(self: Any, other: Any) -> tuple[Any, Any]:
@@ -72,11 +167,11 @@ def _decides(frame: FrameType) -> bool:
     code = frame.f_code
     if _package(frame) in _THEIRS:
         return False
-    line, end, column, end_column = next(islice(code.co_positions(), frame.f_lasti // 2, None))
-    if line is None or end is None or column is None or end_column is None:
+    span = _span_now(frame)
+    if span is None:
         return True
     told = _told(code.co_filename)
-    return not any(first <= (line, column) and (end, end_column) <= last for first, last in told)
+    return not any(first <= span[0] and span[1] <= last for first, last in told)
 
 
 @cache
@@ -114,10 +209,12 @@ def as_key(key: Any) -> Any:
 @contextmanager
 def symbols_taken_for_numbers() -> Iterator[None]:
     """Inside the block symbols can be keys, be written and copied, divided with a rest and inverted."""
+    cached = _CachedCalls()
     with ExitStack() as active:
+        active.enter_context(cached.forgetting())
         for kind in _PYTHON_S:
             active.enter_context(patched(kind, "__deepcopy__", lambda self, _: self))
-            active.enter_context(patched(kind, "__hash__", _as_number(kind, "__hash__")))
+            active.enter_context(patched(kind, "__hash__", _hashed(kind, cached)))
             for name in ("__str__", "__repr__"):
                 active.enter_context(patched(kind, name, _written(kind, name)))
         active.enter_context(patched(SymInt, "__divmod__", _divided))
