@@ -122,6 +122,16 @@ def differentiates_outside(model: nn.Module, optimizer: Optimizer) -> Step:
     return step
 
 
+def turns_a_buffer(model: nn.Module, optimizer: Optimizer) -> Step:
+    model.register_buffer("zero", torch.tensor(0.0))
+
+    def step(x: Tensor) -> None:
+        (model(x).sum() + model.zero.requires_grad_()).backward()  # type: ignore[operator, union-attr]
+        optimizer.step()
+
+    return step
+
+
 def sets_outside(model: nn.Module, optimizer: Optimizer) -> Step:
     def step(x: Tensor) -> None:
         model(x).sum().backward()
@@ -197,6 +207,7 @@ REFUSED = [
     Refused(with_another, UnsupportedStep, "was not given"),
     Refused(with_outside, UnsupportedStep, "not in Sequential"),
     Refused(differentiates_outside, UnsupportedStep, "outside the model gets a gradient"),
+    Refused(turns_a_buffer, UnsupportedStep, "run the step once before the capture"),
     Refused(sets_outside, UnsupportedStep, "sets the .grad"),
     Refused(reentrant, UnsupportedStep, "use_reentrant=False"),
     Refused(listing, UnsupportedStep, r"makes optimizer\.state.*\['taken'\]"),

@@ -91,3 +91,38 @@ def test_a_gradient_with_a_history_is_refused() -> None:
         whence.UnsupportedStep, match="weight requires a gradient itself when the step begins"
     ):
         whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
+
+
+class Codebook(nn.Module):
+    """Its loss begins with a zero that is told to require a gradient."""
+
+    zero: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 8)
+        self.register_buffer("zero", torch.tensor(0.0), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).sin().mean() + 2 * self.zero.requires_grad_()
+
+
+def _warm_codebook() -> tuple[Codebook, Optimizer, Callable[[torch.Tensor], Any]]:
+    torch.manual_seed(0)
+    model = Codebook()
+    optimizer = AdamW(model.parameters())
+    step = zero_first(model, optimizer)
+    step(batch())
+    return model, optimizer, step
+
+
+def test_a_gradient_of_a_buffer_is_added_to() -> None:
+    """No `zero_grad` clears it, and every step begins with that of the one before."""
+    (model, optimizer, step), (eager, _, in_eager) = _warm_codebook(), _warm_codebook()
+    run = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer).bind(model, optimizer)
+    for _ in range(3):
+        assert torch.equal(run(batch()), in_eager(batch()))
+    assert model.zero.grad is not None
+    assert eager.zero.grad is not None
+    assert torch.equal(eager.zero.grad, model.zero.grad)
+    assert all(map(torch.equal, model.parameters(), eager.parameters()))

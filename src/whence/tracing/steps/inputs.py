@@ -78,10 +78,10 @@ def beginnings(found: Taken) -> Iterator[tuple[fx.Node, Tensor]]:
 
 
 def gradients_of_before(session: StepSession) -> Iterator[StepInput]:
-    """Inputs for the gradients that parameters have."""
+    """Inputs for the gradients that parameters and buffers have."""
     memory = [row.tensor for row in session.run.subject.state]
     for row in session.run.subject.state:
-        if row.is_parameter and row.tensor.grad is not None:
+        if row.tensor.is_leaf and row.tensor.grad is not None:
             refuse_alias(row.tensor.grad, memory, f"the gradient of {row.paths[0]}")
             _refuse_followed(row.tensor.grad, f"the gradient of {row.paths[0]}")
             path = f"{row.paths[0]}.grad"

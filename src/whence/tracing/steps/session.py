@@ -63,14 +63,14 @@ _OTHERWISE = "capture the model with backward=loss and let the optimizer run by 
 
 
 class GradientRead(AnotherAttempt):
-    """The step reads a gradient of before: it is an input, where it is that of a parameter."""
+    """The step reads a gradient of before: it is an input, where it is that of the model's."""
 
     def __init__(self, of: str, where: Place) -> None:
         super().__init__(self._taken, of)
         self.refused = UnsupportedStep(
             f"{of} has a gradient when the step begins, and the step reads it or adds to it",
             where=where,
-            why="gradients of parameters are inputs of the program, and no others",
+            why="gradients of parameters and buffers are inputs of the program, and no others",
             remedy="pass the tensor without a gradient, or a copy: tensor.detach().clone()",
         )
 
@@ -322,18 +322,30 @@ class StepPasses(Passes):
         if isinstance(leaf, FakeTensor) and key not in self.step.leaves:
             return  # the step has made it, and nobody sees its gradient but the step
         if key not in self.step.leaves:
-            raise UnsupportedStep(
-                f"a tensor {list(leaf.shape)} from outside the model gets a gradient",
-                where=self.run.places.here(),
-                why="it has no name in the model, so the program could not say whose gradient that is",
-                remedy="make it an nn.Parameter and pass a model that holds it (nn.ModuleDict of what is "
-                "trained together, nn.ParameterDict of single ones), or detach it",
-            )
+            raise self._without_place(leaf)
         if key in self.step.arrived:
             return
         self.step.arrived.add(key)
         if key not in self.step.cleared | self.step.taken.keys():
             self.step.assumed.add(key)
+
+    def _without_place(self, leaf: Tensor) -> UnsupportedStep:
+        """The gradient of a tensor that is no input which has one."""
+        turned = next((row.paths[0] for row in self.run.subject.state if row.tensor is leaf), None)
+        if turned is not None:
+            return UnsupportedStep(
+                f"the step turns requires_grad on for {turned}, which gets its first gradient",
+                where=self.run.places.here(),
+                why="the next step begins with that gradient, and adds to it: another program",
+                remedy="run the step once before the capture",
+            )
+        return UnsupportedStep(
+            f"a tensor {list(leaf.shape)} from outside the model gets a gradient",
+            where=self.run.places.here(),
+            why="it has no name in the model, so the program could not say whose gradient that is",
+            remedy="make it an nn.Parameter and pass a model that holds it (nn.ModuleDict of what is "
+            "trained together, nn.ParameterDict of single ones), or detach it",
+        )
 
     def gradient_is_kept(self, leaf: Tensor) -> None:
         """What was recorded since has put the gradient into `.grad`."""
