@@ -8,6 +8,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 import whence
+from tests.checks import differing
+from tests.tracing.reversible import reversible, rows
 from tests.tracing.steps.small import STEPS, Step, batch, by_hand, small
 from whence.schema import InputKind, OutputKind, Phase
 
@@ -236,3 +238,32 @@ def test_gradients_that_are_zeroed_in_place() -> None:
     optimizer.zero_grad()
     with pytest.raises(whence.StaleCapture, match="have no gradients, and had some"):
         run(batch())
+
+
+@pytest.mark.parametrize("used_again", [False, True])
+@pytest.mark.parametrize("clears", [False, True])
+def test_a_backward_inside_the_backward(used_again: bool, clears: bool) -> None:
+    """A reversible network accumulates in `.grad` what its blocks get, in the order of eager mode."""
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer, Step]:
+        model = reversible(used_again=used_again)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            if clears:
+                optimizer.zero_grad()
+            loss: torch.Tensor = model(x).sin().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        step(rows())
+        return model, optimizer, step
+
+    (model, optimizer, step), (eager, _, in_eager) = made(), made()
+    program = whence.capture_step(step, (rows(),), model=model, optimizer=optimizer)
+    assert program.verify(model, (rows(),)).ok
+    run = program.bind(model, optimizer)
+    for _ in range(3):
+        assert torch.equal(run(rows()), in_eager(rows()))
+    assert not differing(model.state_dict(), eager.state_dict())

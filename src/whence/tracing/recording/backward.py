@@ -27,6 +27,7 @@ from whence.provenance.places import PROGRAM
 from whence.schema import Phase
 from whence.tracing.attribution.wrapper_subclasses import Composed, gradient_parts, made_otherwise
 from whence.tracing.log.log import first_of_each_moment, maker_of
+from whence.tracing.recording.gradients_inside import gradients_inside
 from whence.tracing.recording.session import Session
 from whence.tracing.target.placeholders import Prepared
 
@@ -83,8 +84,12 @@ def differentiate(
     running.enter_phase(Phase.BACKWARD)
     starts = _starts(session, outputs) if loss is None else [_start_of(session, loss)]
     running.pass_begins([gradient_key(start.tensor) for start in starts])
-    with session.run.places.blaming("the backward"):
-        gradients = _gradients(session, starts, wanted)
+    outputs, targets = [start.tensor for start in starts], [row.tensor for row in wanted]
+    with (
+        session.run.places.blaming("the backward"),
+        gradients_inside(session.recorder, outputs, targets) as inside,
+    ):
+        gradients = inside.with_given(_gradients(session, starts, targets))
     return _finished_backward(
         session, starts, wanted, gradients, None if loss is None else session.tensors.known(loss)
     )
@@ -104,13 +109,12 @@ def _refuse_sparse(outputs: Sequence[Any]) -> None:
 
 
 def _gradients(
-    session: Session, starts: Sequence[_Start], wanted: Sequence[_Wanted]
+    session: Session, starts: Sequence[_Start], targets: Sequence[Tensor]
 ) -> tuple[Tensor | None, ...]:
     """What autograd gives. Where sizes vary, its own words about a tensor that was written cannot be made.
 
     Of leaves that the model made it computes the gradients, too, as eager's does, which nobody reads."""
     outputs = [start.tensor for start in starts]
-    targets = [row.tensor for row in wanted]
     known = {*map(id, targets)}
     unread = [leaf for leaf in leaves_made(outputs, session.recorder) if id(leaf) not in known]
     tangents = [start.gradient for start in starts]

@@ -23,6 +23,7 @@ from whence._torch.elsewhere.recorder import recorder_for
 from whence._torch.elsewhere.target import Elsewhere
 from whence._torch.fakes import FakeTensor, FakeTensorMode
 from whence._torch.function_tracer import FunctionTracer
+from whence._torch.observe.checkpoints import is_reentrant_checkpoint
 from whence._torch.observe.module_calls import ObservedCall
 from whence._torch.observe.training_steps import Optimizers, all_members_of, is_scaling
 from whence._torch.record.step_recorder import StepRecorder
@@ -239,7 +240,7 @@ class StepPasses(Passes):
     ) -> Iterator[bool]:
         """A pass of autograd: the backward of the step, or one inside a module's forward."""
         if fills:
-            self._refuse_pass()
+            self._refuse_pass(roots)
         if not self.running.is_outside or creates_graph or self.running.phase is Phase.BACKWARD:
             yield False
             if fills and creates_graph:
@@ -254,15 +255,15 @@ class StepPasses(Passes):
             self.step.runs.append(over(len(log.order), len(log.steps), next_sequence_number()))
             self.running.enter_phase(Phase.OPTIMIZER)
 
-    def _refuse_pass(self) -> None:
-        if inside_backward():
+    def _refuse_pass(self, roots: Sequence[Tensor]) -> None:
+        if any(map(is_reentrant_checkpoint, nodes_below_tensors(roots))):
             raise UnsupportedStep(
-                "a backward runs inside the backward and fills .grad",
+                "a checkpoint with use_reentrant=True is differentiated",
                 where=self.run.places.here(),
-                why="checkpoints with use_reentrant=True do that, and custom autograd functions",
-                remedy="use torch.utils.checkpoint with use_reentrant=False",
+                why="it rewinds the random number generator in the backward, unseen, and draws there again",
+                remedy="use torch.utils.checkpoint with use_reentrant=False, which gives the same numbers",
             )
-        if not self.running.is_outside:
+        if not self.running.is_outside and not inside_backward():
             raise UnsupportedStep(
                 "a module calls backward() in its forward",
                 where=self.run.places.here(),
