@@ -19,7 +19,7 @@ class Reversed(torch.autograd.Function):
         return x
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         result = ctx.result
         for block in reversed(ctx.blocks):
             result, gradient = block.back(result, gradient)
@@ -68,7 +68,7 @@ class Reversible(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.last(Reversed.apply(self.first(x), self.blocks))
         if self.used_again:
-            result = result * self.blocks[0].second(x.new_ones(4)).sum()  # type: ignore[operator, union-attr]
+            result = result * self.blocks[0].second(x.new_ones(4)).sum()  # type: ignore[operator]
         return result
 
 

@@ -126,7 +126,7 @@ def turns_a_buffer(model: nn.Module, optimizer: Optimizer) -> Step:
     model.register_buffer("zero", torch.tensor(0.0))
 
     def step(x: Tensor) -> None:
-        (model(x).sum() + model.zero.requires_grad_()).backward()  # type: ignore[operator, union-attr]
+        (model(x).sum() + model.zero.requires_grad_()).backward()
         optimizer.step()
 
     return step

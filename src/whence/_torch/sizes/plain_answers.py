@@ -122,12 +122,12 @@ def _function_behind(function: Any) -> Any:
 
 def _hashed(kind: type, cached: _CachedCalls) -> Callable[[Any], int]:
     """The hash of a symbol: its number's, and its size fixed; not for packages that know it, and caches."""
-    for_others: Callable[[Any], int] = kind.__hash__
+    for_others: Any = kind.__hash__
 
     def hashed(self: Any) -> int:
         found, frame = getattr(self.node, "expr", None), sys._getframe(1)
         if found is None or (_package(frame) in _THEIRS and not found.is_number):
-            return for_others(self)
+            return for_others(self)  # type: ignore[no-any-return]
         is_cached = cached.asks(frame)
         return hash(found if is_cached and not found.is_number else _PYTHON_S[kind](self))
 
