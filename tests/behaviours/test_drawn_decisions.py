@@ -9,6 +9,7 @@ from copy import deepcopy
 from pathlib import Path
 from random import random as flip
 from time import perf_counter
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -203,6 +204,54 @@ def test_what_a_default_argument_draws_is_refused() -> None:
     """Nobody sees it drawn: where other threads run, it may as well have been one of them."""
     with pytest.raises(whence.SideEffect, match="no default argument draws it"):
         whence.capture(Drawing(drawn_by_default), (X,), decide="example")
+
+
+CHECKING = """
+def checked(things, *, draw=draw):
+    thing = things[draw(32) % len(things)]
+    if not isinstance(thing, Tensor):
+        raise TypeError("not a tensor")
+    return things[0] * things[1]
+"""
+
+
+def _checking() -> Callable[[list[Tensor]], Tensor]:
+    """Code as beartype generates it: it draws which element of a list it looks at."""
+    names: dict[str, Any] = {"draw": random.getrandbits, "Tensor": Tensor}
+    exec(compile(CHECKING, "<@beartype(tests.checked) at 0x7f0000000000>", "exec"), names)
+    checked: Callable[[list[Tensor]], Tensor] = names["checked"]
+    return checked
+
+
+class Checked(nn.Linear):
+    """Whether it draws itself, too, says `draws`."""
+
+    def __init__(self, *, draws: bool) -> None:
+        super().__init__(4, 4)
+        self.draws, self.checked = draws, _checking()
+
+    def forward(self, input: Tensor) -> Tensor:
+        scale = 2 if self.draws and random.random() < 0.5 else 1
+        return self.checked([super().forward(input), input * scale])
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_checks_types_may_draw(backward: bool) -> None:
+    """Nothing follows from which element it looks at; the functions are given back."""
+    model, before = Checked(draws=False), generators()
+    held = dict(model.checked.__kwdefaults__)  # type: ignore[attr-defined]
+    program = whence.capture(model, (X,), backward=backward)
+    assert differing(before, generators()) == []
+    assert model.checked.__kwdefaults__ == held  # type: ignore[attr-defined]
+    assert program.verify(model, (X,)).ok
+    assert program.check(model, (X,)) == []
+
+
+@pytest.mark.parametrize("decide", [None, "example"])
+def test_what_checks_types_beside_other_draws_is_refused(decide: Literal["example"] | None) -> None:
+    """Eager mode draws for both in turn, which the program would not."""
+    with pytest.raises(whence.SideEffect, match="draws from Python's random"):
+        whence.capture(Checked(draws=True), (X,), decide=decide)
 
 
 def test_in_files_and_elsewhere(tmp_path: Path) -> None:

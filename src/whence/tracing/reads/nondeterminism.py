@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from types import CellType, CodeType, FrameType
+from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any
 
 import torch
@@ -37,6 +37,11 @@ _THROUGH = frozenset(
     )
 )
 """Files whose functions ask on behalf of whoever calls them."""
+_PYTHON_S = getattr(random.random, "__self__", random)
+"""The generator whose methods `random` gives as functions."""
+_CHECKERS = ("<@beartype(",)
+"""Generated code that checks types, and draws which element of a container it looks at: nothing else follows
+from that number."""
 
 
 class ImpureCalls:
@@ -54,6 +59,9 @@ class ImpureCalls:
         self._is_deaf = False
         self._tells_settings: Callable[[], None] | None = None
         self._read: Callable[..., Any] = _nobody
+        self._apart = random.Random(0)
+        self.has_checked = False
+        """Whether code that checks types has drawn, which no program does."""
 
     @contextmanager
     def watched(
@@ -99,6 +107,21 @@ class ImpureCalls:
     def closed_over(self, cell: CellType) -> bool:
         """Whether a function closes over one of these; it is watched there, too."""
         return self._replaced(partial(content_of_cell, cell), partial(setattr, cell, "cell_contents"))
+
+    def checked(self, function: FunctionType) -> None:
+        """Code is about to run; where it checks types, it draws from a generator that nobody else has."""
+        held = function.__kwdefaults__ or {}
+        if not function.__code__.co_filename.startswith(_CHECKERS):
+            return
+        for name, value in list(held.items()):
+            if getattr(value, "__self__", None) is _PYTHON_S:
+                drawing = partial(self._drawn_apart, value.__name__)
+                self._names.append((partial(held.get, name), partial(held.__setitem__, name), value, drawing))
+                held[name] = drawing
+
+    def _drawn_apart(self, name: str, *args: Any) -> Any:
+        self.has_checked = True
+        return getattr(self._apart, name)(*args)
 
     def _replaced(self, now: Callable[[], Any], put: Callable[[Any], None]) -> bool:
         known = self._announced.get(id(now()))

@@ -245,6 +245,7 @@ class Reachable:
             if name != "__class__" and self._is_new(id(cell), cell) and not self.sources.closed_over(cell):
                 for row in self._save(name, cell, (code, name)):
                     self._follow(row.before, name, (code, name), names, depth - 1)
+        self.sources.checked(function)
         for value in defaults_of(function):
             self._follow(value, f"a default argument of {path}", (code, path), names, depth - 1)
 

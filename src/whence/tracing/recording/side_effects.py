@@ -71,6 +71,8 @@ class SideEffects:
         faults = [_wrote_gradients(self._subject, written)] if written else []
         set_by_model = self._random_states.faults()
         moved = [kind for kind in self._moved_unrecorded() if not set_by_model or kind != "torch"]
+        if self._sources.has_checked and "python" in self._recorded:
+            moved.append("python")  # in eager mode what checks types draws between
         faults += [*(self._fault(kind) for kind in moved), *set_by_model, *self._sources.faults()]
         SideEffect.refuse(faults)
 
