@@ -33,6 +33,20 @@ class FunctionTracer:
         finally:
             self._listening.remove(met)
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Inside the block, which is our own, nobody is told of functions but of those that are `told`."""
+        if sys.gettrace() != self.begins:  # nobody listens, or somebody else traces, too
+            yield
+            return
+        sys.settrace(None)
+        self._is_aside = True
+        try:
+            yield
+        finally:
+            self._is_aside = False
+            sys.settrace(self.begins)
+
     def put_aside(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What `work` gives, which is our own: nobody is told of the functions that it calls."""
         sys.settrace(None)

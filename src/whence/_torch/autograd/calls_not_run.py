@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from whence._torch.autograd.nodes import node_class_of
+from whence._torch.function_tracer import untold
 
 Calls = tuple[tuple[int, ...], ...]
 """Of each gradient the calls that it comes from."""
@@ -25,7 +26,7 @@ class _Replayed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *tangents: Any) -> Any:
-        gradients, ctx.calls = ctx.gradients(tangents)
+        gradients, ctx.calls = untold(ctx.gradients, tangents)
         return (None, None, None, *gradients)
 
 

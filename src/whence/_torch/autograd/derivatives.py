@@ -20,6 +20,7 @@ from torch.autograd.graph import Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, track_tensor_tree
 
 from whence._torch.autograd.nodes import nodes_below_tensors
+from whence._torch.function_tracer import untold
 from whence._torch.patching import patched
 from whence._torch.subclasses.wrapper_subclasses import is_composed
 
@@ -87,13 +88,15 @@ def formulas_refused(inside: Callable[[], bool], refuse: Callable[[str], Excepti
     """Raise for a derivative that this thread takes `inside` of a model with other last bits than eager's."""
     run, here = torch.autograd._engine_run_backward, threading.get_ident()
 
+    def refuse_other_bits(roots: Any, create: bool) -> None:
+        nodes = nodes_below_tensors([root for root in roots if isinstance(root, Tensor)])
+        if (found := next((node for node in nodes if _has_other_bits(node, create)), None)) is not None:
+            raise refuse(found.name())
+
     @wraps(run)
     def refusing(roots: Any, gradients: Any, keep: bool, create: bool, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == here and inside():
-            tensors = [root for root in roots if isinstance(root, Tensor)]
-            nodes = nodes_below_tensors(tensors)
-            if (found := next((node for node in nodes if _has_other_bits(node, create)), None)) is not None:
-                raise refuse(found.name())
+            untold(refuse_other_bits, roots, create)
         return run(roots, gradients, keep, create, *args, **kwargs)
 
     with patched(torch.autograd, "_engine_run_backward", refusing):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 from torch.autograd.graph import Node
 
+from whence._torch.function_tracer import untold
 from whence._torch.tensors import storage_of
 
 LEAF_SEQUENCE_NUMBER = 2**64 - 1
@@ -192,7 +193,7 @@ def watched(nodes: Sequence[Node], listener: BackwardListener) -> Iterator[None]
 
 def _before(node: Node, listener: BackwardListener) -> Any:
     def starts(received: Sequence[Tensor | None]) -> None:
-        listener.node_starts(node, received)
+        untold(listener.node_starts, node, received)
 
     return starts
 
@@ -201,7 +202,7 @@ def _after(node: Node, listener: BackwardListener) -> Any:
     def ends(
         produced: Sequence[Tensor | None], _received: Sequence[Tensor | None]
     ) -> tuple[Tensor | None, ...] | None:
-        instead = listener.node_ends(node, produced)
+        instead = untold(listener.node_ends, node, produced)
         return None if instead is produced else tuple(instead)
 
     return ends

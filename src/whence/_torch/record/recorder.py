@@ -218,8 +218,7 @@ class Recorder(ProxyTorchDispatchMode):
     def fake_input(self, tensor: Tensor, name: str) -> tuple[Tensor, fx.Node]:
         """A fake twin of a user input, a leaf of its own, with its placeholder."""
         leaf = tensor if tensor.is_leaf else tensor.detach().requires_grad_()
-        fake = isinstance(leaf, FakeTensor)
-        twin: Tensor = leaf if fake else fake_of(self.fake_mode, leaf)
+        twin: Tensor = leaf if isinstance(leaf, FakeTensor) else fake_of(self.fake_mode, leaf)
         self.inferred.take(twin, leaf)
         return twin, self.placeholder(twin, name)
 
@@ -258,17 +257,16 @@ class Recorder(ProxyTorchDispatchMode):
 
         What the graph shows as its values is `shown`, where that is given: it is nobody else's to change.
         """
-        append = Appender(self.graph)
-        node = self.marker(arguments)
+        append, node = Appender(self.graph), self.marker(arguments)
         self.listener.recorded(node)
         made = self._fresh_shown(likes) if shown is None else zip(self.fresh(likes), shown, strict=True)
-        fresh = list[Tensor]()
+        fresh: list[Tensor] = []
         for position, (result, value) in enumerate(made):
-            fresh.append(result)
             name, read = f"result{position}_{node.name}", (node, position)
             item = append("call_function", name, operator.getitem, read, {})
             self.track(result, item, value)
             self.listener.recorded(item, node)
+            fresh.append(result)
         return node, fresh
 
     def marker(self, values: tuple[fx.Node, ...]) -> fx.Node:
@@ -328,8 +326,7 @@ class Recorder(ProxyTorchDispatchMode):
 
     def watching_functions(self) -> AbstractContextManager[Any]:
         """Look at torch functions also where PyTorch has put that aside, as it does in a backward."""
-        modes = _get_current_function_mode_stack()
-        is_watching = any(isinstance(mode, FunctionMode) for mode in modes)
+        is_watching = any(isinstance(mode, FunctionMode) for mode in _get_current_function_mode_stack())
         return nullcontext() if is_watching else self.function_mode(self)
 
     def recognised(self, value: Any) -> Any:
@@ -358,9 +355,12 @@ class Recorder(ProxyTorchDispatchMode):
         return self.stand_in(tensor)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return untold(self._heard, func, types, args, kwargs)
+
+    def _heard(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if _infers():
-            return untold(self.inferred.around, self._entered, func, types, args, kwargs)
-        return self.inferred.noted(func, untold(self._entered, func, types, args, kwargs))
+            return self.inferred.around(self._entered, func, types, args, kwargs)
+        return self.inferred.noted(func, self._entered(func, types, args, kwargs))
 
     def _entered(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(func, HigherOrderOperator):

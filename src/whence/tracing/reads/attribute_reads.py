@@ -184,7 +184,7 @@ class Reads:
         """An attribute of the model was read; what it holds is watched from now on."""
         is_outside = self._outside is not None and self._outside.read(holder, name, value)
         if id(holder) not in self._known or issubclass(type(value), StandIn):
-            return is_outside or self.reachable.read(holder, name, self._place()[1])
+            return is_outside or self.reachable.read(holder, name, self._place)
         read = Read(holder, name, value, True, *self._place())
         if is_script_object(value):
             source = None if read.source is None else str(read.source)
@@ -223,7 +223,7 @@ class Reads:
         """An attribute was looked for that the model does not have."""
         is_outside = self._outside is not None and self._outside.missing(holder, name)
         if id(holder) not in self._known:
-            return is_outside or self.reachable.read(holder, name, self._place()[1])
+            return is_outside or self.reachable.read(holder, name, self._place)
         read = Read(holder, name, None, False, *self._place())
         if self._note(read):
             self._ran.append(read)

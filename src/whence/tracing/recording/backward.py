@@ -117,9 +117,9 @@ def _gradients(
     outputs = [start.tensor for start in starts]
     known = {*map(id, targets)}
     unread = [leaf for leaf in leaves_made(outputs, session.recorder) if id(leaf) not in known]
-    tangents = [start.gradient for start in starts]
+    tangents, told = [start.gradient for start in starts], session.recorder.functions.told
     try:
-        return run_backward(outputs, [*targets, *unread], tangents, session.passes)[: len(targets)]
+        return told(run_backward, outputs, [*targets, *unread], tangents, session.passes)[: len(targets)]  # type: ignore[no-any-return]
     except RuntimeError as error:
         _refuse_reentrant(outputs, session, error)
         if session.recorder.environment is None:

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from whence._torch.autograd.nodes import is_custom_function, nodes_below_tensors
 from whence._torch.record.recorder import Recorder
+from whence._torch.tensors import without_functions
 
 
 class GradientsInside:
     """What arrives in `.grad` of tensors, beside what a backward gives for them."""
 
-    def __init__(self, recorder: Recorder, tensors: Sequence[Tensor]) -> None:
-        self._recorder = recorder
-        self._tensors = tensors
-        self._before = [tensor.grad if tensor.is_leaf else None for tensor in tensors]
+    def __init__(
+        self, recorder: Recorder, tensors: Sequence[Tensor], before: Sequence[Tensor | None]
+    ) -> None:
+        self._recorder, self._tensors, self._before = recorder, tensors, before
 
     @property
     def has_gradients(self) -> bool:
@@ -61,7 +62,9 @@ def gradients_inside(
     recorder: Recorder, roots: Sequence[Tensor], tensors: Sequence[Tensor]
 ) -> Iterator[GradientsInside]:
     """A backward runs in the block, which may call functions that accumulate gradients themselves."""
-    inside = GradientsInside(recorder, tensors)
+    with without_functions():
+        before = [tensor.grad if tensor.is_leaf else None for tensor in tensors]
+    inside = GradientsInside(recorder, tensors, before)
     adds = inside.has_gradients and any(map(is_custom_function, nodes_below_tensors(roots)))
     with inside.alone() if adds else nullcontext():
         yield inside

@@ -187,6 +187,7 @@ def listening(
         observed_derivatives(lambda what: session.log.add(Lost(what))),
         formulas_refused(lambda: running.phase is Phase.FORWARD, lambda name: formula_decides(name, here())),
         session.recorder.functions.seen_by(run.reads.reachable.began),
+        session.recorder.functions.aside(),
     ):
         yield
 
@@ -330,13 +331,13 @@ def run_subject(session: Session, subject: Subject, inputs: tuple[tuple[Any, ...
     """Call the model."""
     args, kwargs = inputs
     with session.run.places.blaming(subject.name):
-        return subject.call(*args, **kwargs)
+        return session.recorder.functions.told(partial(subject.call, *args, **kwargs))
 
 
 def _computed_loss(session: Session, loss_function: Loss, result: Any) -> Tensor:
     session.log.add(LossHolds(tensors_of_loss(loss_function, session.run.subject)))
     with session.run.places.blaming("the loss function"):
-        loss = loss_function(result)
+        loss = session.recorder.functions.told(loss_function, result)
     begins = beginning_of(loss_function)
     where = Place(line=str(begins) if begins else None)
     if not isinstance(loss, Tensor):

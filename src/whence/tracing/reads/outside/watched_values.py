@@ -27,15 +27,15 @@ class WatchedValues(NamedValues):
         self._observe = observe
         self._places: dict[int, tuple[Outside, dict[str, Any]]] = {}
 
-    def read(self, holder: object, name: str, source: Source | None) -> bool:
-        """An attribute of an object was looked up; False for one that no code names."""
+    def read(self, holder: object, name: str, where: Callable[[], tuple[object, Source | None]]) -> bool:
+        """An attribute of an object was looked up, and `where`; False for an object that no code names."""
         if (place := self._places.get(id(holder))) is None:
             return False
         found, before = place
         own, held = {**own_attributes(holder), **content_of_slots(holder)}, static_attribute(holder, name)
         is_written = name in own and before.get(name, NOTHING) is not held
         if not is_written and not is_computed(held):
-            self.walk(attribute_of(found, name, held), source, NO_WORDS)
+            self.walk(attribute_of(found, name, held), where()[1], NO_WORDS)
         return True
 
     def _watch(self, found: Outside) -> None:
