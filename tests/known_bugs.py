@@ -10,7 +10,6 @@ _LITERAL = "literals are kept at the root alone"
 _FIRST_FIT = "the first call that fits is taken"
 _MADE_LEAF = "an input with a history is captured as a leaf"
 _PRINTED = "an unknown object is printed in full"
-_RESTORING = "an error while values are restored leaves seeds and gradients"
 _RECOMPUTED = "what a recomputation writes to state is lost"
 _TWIN = "its twin is differentiated"
 
@@ -30,7 +29,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_gradient_through_an_input_that_is_written[True]": _MADE_LEAF,
     },
     "program/arguments/test_convention.py": {"test_unknown_container_is_named_by_its_class": _PRINTED},
-    "execution/test_verify.py": {"test_meta_model_cannot_be_verified": _RESTORING},
     "tracing/assembling/test_attribution_recomputation.py": {
         "test_checkpoint_around_a_running_average[one-forward]": _RECOMPUTED,
         "test_checkpoint_around_a_running_average[one-tangents]": _RECOMPUTED,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 import whence
 from tests.tracing.steps.small import batch, small
@@ -65,3 +67,80 @@ def test_an_object_may_cover_what_its_class_has(name: str) -> None:
     run(batch())
     COVERED[name](trainer)
     assert f"`Scaled.{name}` was" in refusal(run, trainer.model)
+
+
+SCALE = 1.0
+
+
+class Kept:
+    """Settings whose methods call one another, and that are handed on."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def through(self) -> float:
+        return self.beneath()
+
+    def beneath(self) -> float:
+        return SCALE
+
+
+class Made:
+    """Reads a variable when it is made."""
+
+    def __init__(self) -> None:
+        self.scale = SCALE
+
+
+KEPT = Kept()
+
+
+def through() -> float:
+    return KEPT.through()
+
+
+def scale_of(settings: Any) -> Any:
+    return settings.scale
+
+
+class Scaling(nn.Module):
+    """A layer, and what computes with what it gives."""
+
+    def __init__(self, scale: Callable[[], float]) -> None:
+        super().__init__()
+        self.linear, self.scale = nn.Linear(4, 4), scale
+
+    def forward(self, x: Tensor) -> Any:
+        return self.linear(x) * self.scale()
+
+
+@pytest.mark.parametrize("in_model", [True, False])
+@pytest.mark.parametrize(
+    ("scale", "owner", "name"),
+    [
+        (through, sys.modules[__name__], "SCALE"),
+        (lambda: Made().scale, sys.modules[__name__], "SCALE"),
+        (lambda: scale_of(KEPT), KEPT, "scale"),
+    ],
+    ids=["methods", "constructor", "argument"],
+)
+def test_what_runs_in_a_step_is_compared(
+    scale: Callable[[], float], owner: Any, name: str, in_model: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However code comes to it: a method, a constructor, a function that gets settings from another."""
+    model = Scaling(scale if in_model else lambda: 1.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = model(x).sum() * (1.0 if in_model else scale())
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.ones(2, 4)
+    run = whence.capture_step(step, (x,), model=model, optimizer=optimizer).bind(model, optimizer)
+    run(x)
+    monkeypatch.setattr(owner, name, 5.0)
+    with pytest.raises(whence.StaleCapture, match=r"(?i)\bscale"):
+        run(x)

@@ -20,7 +20,7 @@ from types import (
     ModuleType,
     SimpleNamespace,
 )
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
@@ -51,6 +51,7 @@ from whence.provenance import ModulePath, Source
 from whence.tracing.reads.held_values import implied_methods
 from whence.tracing.reads.kept_changes import ContainerSnapshot
 from whence.tracing.reads.nondeterminism import ImpureCalls
+from whence.tracing.reads.outside.running_code import RunningFunction
 from whence.tracing.reads.reachable import Reachable
 from whence.tracing.reads.type_queries import StandIn
 from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind
@@ -101,6 +102,13 @@ def tensor_attributes(state: Iterable[StateTensor]) -> list[Saved]:
     return [Saved(path, tensor, ATTRIBUTES, dict(own_attributes(tensor))) for path, tensor in rows]
 
 
+class StepListener(ReadListener, Protocol):
+    """What is told of the rest that a step reads."""
+
+    def began(self, running: RunningFunction) -> None:
+        """A function of the user's runs to which no method of the model leads."""
+
+
 class Reads:
     """Notes first reads of modules, and of the objects that modules hold."""
 
@@ -130,7 +138,7 @@ class Reads:
         self.watchers: list[Callable[[Read], None]] = []
         self.passed_over: set[int] = set()
         self.spelled: set[str] = set()
-        self._outside: ReadListener | None = None
+        self._outside: StepListener | None = None
 
     @contextmanager
     def watched(self, watcher: Callable[[Read], None]) -> Iterator[None]:
@@ -156,14 +164,15 @@ class Reads:
 
     @contextmanager
     def active(
-        self, values: RunValues, line_of: Callable[[Tensor], str | None], outside: ReadListener | None
+        self, values: RunValues, line_of: Callable[[Tensor], str | None], outside: StepListener | None
     ) -> Iterator[None]:
         """Note reads while the block runs; objects that modules hold are given back as they were.
 
         `outside` is told of all, also of objects that the model does not hold. `values` knows the tensors of
         the run, and `line_of` which line made one.
         """
-        self._outside, self.reachable.is_alone = outside, outside is None
+        self._outside = outside
+        self.reachable.step_follows = None if outside is None else outside.began
         with (
             changes_reported(self.kept, self._lines, line_of, of_objects=True),
             self.observer.active(module for _, module in self._modules),

@@ -216,11 +216,13 @@ class CalledByName:
         if not code.co_filename.startswith(COMPUTING):
             return True
         self._of_libraries.update(code.co_names)
+        if not code.co_filename.startswith(_DISTRIBUTIONS):
+            return True
         kinds = type(first_of(frame)).__mro__
         table = next((name for kind in kinds if (name := _named(kind)) in _CLASSES), None)
         if table is not None and code.co_name in _OWN[table]:
             self._ran.add(_Name(table, code.co_name))
-        return not code.co_filename.startswith(_DISTRIBUTIONS)  # whose classes share methods
+        return False  # other classes of them share its methods
 
     def in_file(self, namespace: Mapping[str, Any], name: str) -> None:
         """Code of a file has a name of Python's."""

@@ -75,7 +75,12 @@ from whence.tracing.reads.code_words import CodeWords, names_if_it_looks_up, var
 from whence.tracing.reads.held_values import as_found, of_class, of_context, spelled_in
 from whence.tracing.reads.named_values import beginning, is_plain
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
-from whence.tracing.reads.outside.running_code import RunningFunctions, first_of, is_on_the_side
+from whence.tracing.reads.outside.running_code import (
+    RunningFunction,
+    RunningFunctions,
+    first_of,
+    is_on_the_side,
+)
 from whence.tracing.reads.outside.watched_values import WatchedValues
 from whence.tracing.reads.own_functions import CalledByName
 from whence.tracing.reads.refused_code import iterated, refuse_compared, refuse_matched
@@ -110,14 +115,12 @@ Reader = tuple[CodeType, str]
 
 
 class Reachable:
-    """Keeps the state of everything that code can reach; `is_inside` says what is looked at elsewhere.
-
-    Where a run `has_symbols`, they stand for numbers.
-    """
+    """Keeps the state of everything that code can reach; `is_inside` says what is looked at elsewhere."""
 
     has_symbols = False
-    is_alone = True
-    """Whether nobody else looks at what functions read that no method of the model leads to."""
+    """Whether symbols stand for numbers."""
+    step_follows: Callable[[RunningFunction], object] | None = None
+    """Who looks, in a step, at what functions read that no method of the model leads to."""
 
     def __init__(
         self,
@@ -163,10 +166,14 @@ class Reachable:
         """A function begins to run; says whether it is enough to have seen it once."""
         if self._running.is_passed_over(frame):
             return self.called.began(frame)
-        if is_on_the_side(frame) or not (self.is_alone or self._running.is_reached(frame)):
+        if is_on_the_side(frame):
             return False
-        function, owner, name, attribute = self._running.running_in(frame)
+        running = function, owner, name, attribute = self._running.running_in(frame)
         first, code = first_of(frame), function.__code__
+        is_reached = self._running.is_reached(frame) or is_installed(code.co_filename)
+        if (follow := self.step_follows) is not None and not is_reached:
+            follow(running)
+            return False
         held = self._held_words(function, None if owner is None else MethodType(function, first))
         if not is_installed(code.co_filename):
             self._function(function, code.co_name, _DEEP, held)

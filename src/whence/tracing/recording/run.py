@@ -21,7 +21,6 @@ from whence._torch.autograd.switches import modes_restored
 from whence._torch.deciding.decider import deciding
 from whence._torch.fakes import FakeTensorMode, classes_said_in_eager
 from whence._torch.higher_order.function_graphs import functions_traced, operators_called_directly
-from whence._torch.observe.attribute_reads import ReadListener
 from whence._torch.observe.checkpoints import checkpoints_as_in_eager, observed_checkpoints
 from whence._torch.observe.compile_flags import compiled_functions_run_eagerly, compiling_on_this_thread
 from whence._torch.observe.module_calls import CallObserver, observed_modules, observed_writes
@@ -44,6 +43,7 @@ from whence.tracing.listening.data_dependence import INPUT, formula_decides
 from whence.tracing.listening.run_state import RunState, run_state
 from whence.tracing.log.events import GivenTensor, InputNamed, LossHolds, Lost
 from whence.tracing.objections import result_opened
+from whence.tracing.reads.attribute_reads import StepListener
 from whence.tracing.recording.backward import Backward, differentiate
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.session import Session, new_session
@@ -165,7 +165,7 @@ def attribute_tensor_names(subject: Subject) -> dict[int, str]:
 
 @contextmanager
 def listening(
-    session: Session, observer: CallObserver, prepared: Prepared, outside: ReadListener | None = None
+    session: Session, observer: CallObserver, prepared: Prepared, outside: StepListener | None = None
 ) -> Iterator[None]:
     """Everything that a run tells: module calls, changes of modules, checkpoints, questions."""
     run, branches = session.run, session.branches

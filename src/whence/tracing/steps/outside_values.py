@@ -60,7 +60,8 @@ from whence.tracing.reads.held_values import (
     value_at,
     values_held,
 )
-from whence.tracing.reads.named_values import FAR, NamedValues
+from whence.tracing.reads.named_values import FAR, NamedValues, beginning
+from whence.tracing.reads.outside.running_code import RunningFunction
 from whence.tracing.steps.enclosed_state import (
     Enclosed,
     functions_of,
@@ -144,6 +145,13 @@ class OutsideReads(NamedValues):
             for name in methods_of(member):
                 for function in functions_of(class_attribute(type(member), name)):
                     self._follow(function)
+
+    def began(self, running: RunningFunction) -> None:
+        """A function runs: its variables count, however code came to it, and the class that has it."""
+        function, owner, name, held = running
+        self._follow(function)
+        if owner is not None and self._is_followed(function) and not self._is_inside(owner):
+            self.walk(of_class(owner, name, held), beginning(function.__code__), NO_WORDS)
 
     def found(self, place: Place) -> tuple[tuple[Outside, Source | None], ...]:
         """Everything, in the order it was met; raises `UnsupportedStep` for what has changed since."""

@@ -80,7 +80,7 @@ class RunningFunctions:
 
     def _function(self, frame: FrameType) -> RunningFunction:
         code, variables = frame.f_code, frame.f_globals
-        named = (*self._reached[id(code)], variables.get(code.co_name))
+        named = (*self._reached.get(id(code), ()), variables.get(code.co_name))
         functions = (each for each in named if type(each) is FunctionType and each.__code__ is code)
         found = next((each for each in functions if _closes_over(each, frame)), None)
         return RunningFunction(_like(code, variables) if found is None else found)
