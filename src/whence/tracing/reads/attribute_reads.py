@@ -102,7 +102,7 @@ def tensor_attributes(state: Iterable[StateTensor]) -> list[Saved]:
     return [Saved(path, tensor, ATTRIBUTES, dict(own_attributes(tensor))) for path, tensor in rows]
 
 
-class StepListener(ReadListener, Protocol):
+class RestListener(ReadListener, Protocol):
     """What is told of the rest that a step reads."""
 
     def began(self, running: RunningFunction) -> None:
@@ -138,7 +138,7 @@ class Reads:
         self.watchers: list[Callable[[Read], None]] = []
         self.passed_over: set[int] = set()
         self.spelled: set[str] = set()
-        self._outside: StepListener | None = None
+        self._outside: RestListener | None = None
 
     @contextmanager
     def watched(self, watcher: Callable[[Read], None]) -> Iterator[None]:
@@ -164,7 +164,7 @@ class Reads:
 
     @contextmanager
     def active(
-        self, values: RunValues, line_of: Callable[[Tensor], str | None], outside: StepListener | None
+        self, values: RunValues, line_of: Callable[[Tensor], str | None], outside: RestListener | None
     ) -> Iterator[None]:
         """Note reads while the block runs; objects that modules hold are given back as they were.
 

@@ -43,7 +43,7 @@ from whence.tracing.listening.data_dependence import INPUT, formula_decides
 from whence.tracing.listening.run_state import RunState, run_state
 from whence.tracing.log.events import GivenTensor, InputNamed, LossHolds, Lost
 from whence.tracing.objections import result_opened
-from whence.tracing.reads.attribute_reads import StepListener
+from whence.tracing.reads.attribute_reads import RestListener
 from whence.tracing.recording.backward import Backward, differentiate
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.session import Session, new_session
@@ -165,7 +165,7 @@ def attribute_tensor_names(subject: Subject) -> dict[int, str]:
 
 @contextmanager
 def listening(
-    session: Session, observer: CallObserver, prepared: Prepared, outside: StepListener | None = None
+    session: Session, observer: CallObserver, prepared: Prepared, outside: RestListener | None = None
 ) -> Iterator[None]:
     """Everything that a run tells: module calls, changes of modules, checkpoints, questions."""
     run, branches = session.run, session.branches
