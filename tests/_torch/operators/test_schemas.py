@@ -47,6 +47,14 @@ def test_operator_is_named_with_its_overload() -> None:
     )
 
 
+def test_what_kernels_ask_is_no_composite() -> None:
+    """PyTorch's dispatcher does not know these operators, and has no kernels of theirs to ask for."""
+    with pytest.raises(RuntimeError, match="does not exist"):
+        aten.stride.default.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
+    assert not operators.is_composite(aten.stride.default)
+    assert operators.is_composite(aten.linear.default)
+
+
 def test_other_callables_are_named_plainly() -> None:
     """Anything else has its own name."""
     assert op_name(test_other_callables_are_named_plainly) == "test_other_callables_are_named_plainly"

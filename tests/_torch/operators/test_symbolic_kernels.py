@@ -11,6 +11,7 @@ from torch._C import DispatchKey
 from torch._decomp.decompositions import lstm_impl, upsample_compute_output_size
 from torch._dispatch.python import enable_python_dispatcher
 
+import whence
 from whence._torch.operators.table import said_of
 from whence._torch.record.symbolic_dispatch import kernels_for_symbols
 
@@ -167,6 +168,37 @@ def test_signals_come_back_from_spectra_as_eagers(name: str) -> None:
     with kernels_for_symbols(wanted=True):
         found = run()
     assert all(map(torch.equal, found, expected))
+
+
+FILLED = [(3, 3), (6, 3), (3, 6), (4, 4, 4)]
+
+
+@pytest.mark.parametrize("shape", FILLED)
+@pytest.mark.parametrize("wrap", [False, True])
+def test_diagonals_are_filled_as_eagers(shape: tuple[int, ...], wrap: bool) -> None:
+    """Also of what lies transposed."""
+    numbers = torch.randn(*shape, generator=SIGNAL)
+    for given in (numbers, numbers.transpose(0, 1).contiguous().transpose(0, 1)):
+        expected = given.clone().fill_diagonal_(2.0, wrap)
+        with kernels_for_symbols(wanted=True):
+            found = given.clone().fill_diagonal_(2.0, wrap)
+        assert torch.equal(found, expected)
+
+
+class Contrasting(nn.Module):
+    """A loss over a batch leaves out what is compared to itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x @ x.mT).fill_diagonal_(-torch.inf).log_softmax(-1)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_a_filled_diagonal_stays_open(backward: bool) -> None:
+    """A batch of another size is captured with it; it ended in PyTorch's RuntimeError."""
+    model, x = Contrasting(), torch.randn(4, 3, requires_grad=backward)
+    shapes = ({0: torch.export.Dim("rows", min=2)},)
+    program = whence.capture(model, (x,), backward=backward, dynamic_shapes=shapes)
+    assert program.verify(model, (torch.randn(7, 3, requires_grad=backward),)).ok
 
 
 AS_EAGER = frozenset(

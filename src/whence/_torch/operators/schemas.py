@@ -48,11 +48,16 @@ ASSERT = torch.ops.aten._assert_scalar.default
 """Raises in a run where a condition does not hold; gives nothing."""
 
 
+_ASKED_BY_KERNELS = frozenset({torch.ops.aten.size.default, torch.ops.aten.stride.default})
+"""Operators of TorchScript alone, as which a kernel in C++ that takes numbers asks for sizes."""
+
+
 @cache
 def is_composite(target: Any) -> bool:
     """Whether an operator is written in terms of others, so that its schema need not say what it does."""
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return isinstance(target, OpOverload) and target.has_kernel_for_dispatch_key(key)
+    if not isinstance(target, OpOverload) or target in _ASKED_BY_KERNELS:
+        return False
+    return target.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd)
 
 
 def op_name(target: Any) -> str:

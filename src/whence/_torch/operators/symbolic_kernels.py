@@ -272,6 +272,25 @@ def _window(spectrum: Tensor, window: Tensor | None, length: int, n_fft: int) ->
     return window if length == n_fft else F.pad(window, [left, n_fft - length - left])
 
 
+def filled_diagonal(tensor: Tensor, value: Any, wrap: bool = False) -> Tensor:
+    """In place; with `wrap` a diagonal begins anew below the columns of a matrix, one row further down."""
+    if tensor.ndim == 2:
+        tensor.diagonal().fill_(value)
+    else:
+        _along_diagonal(tensor, tensor.shape[0], 0).fill_(value)
+    if wrap and tensor.ndim == 2 and tensor.shape[0] > tensor.shape[1] + 1:
+        height, step = tensor.shape[0], tensor.shape[1] + 1
+        rest = (height * (step - 1) + step - 1) // step - (step - 1)
+        _along_diagonal(tensor, rest, step).fill_(value)
+    return tensor
+
+
+def _along_diagonal(tensor: Tensor, size: int, row: int) -> Tensor:
+    """What lies along the diagonal that begins in a row."""
+    first = tensor.storage_offset() + tensor.stride(0) * row
+    return tensor.as_strided((size,), (sum(tensor.stride()),), first)
+
+
 def stepwise(operator: Any, cell: Cell) -> Callable[..., tuple[Tensor, Tensor]]:
     """A recurrent network step by step on the CPU; elsewhere PyTorch's kernel."""
     elsewhere = operator.py_kernels[DispatchKey.CompositeImplicitAutograd]

@@ -221,6 +221,7 @@ ROWS: Mapping[OpOverload, Operator] = {
     **{operator: Operator(takes_symbols=True, layout=follows(0)) for _, operator in _named(_RESAMPLED)},
     aten.dropout.default: Operator(training=2, kernel=symbolic_kernels.dropout),
     aten.istft.default: Operator(kernel=symbolic_kernels.inverse_stft),
+    aten.fill_diagonal_.default: Operator(kernel=symbolic_kernels.filled_diagonal),
     aten.multi_margin_loss.default: Operator(takes_symbols=True),
     aten.multilabel_margin_loss_forward.default: Operator(takes_symbols=True),
     aten.multi_margin_loss_backward.default: Operator(on_symbols=like(1)),
