@@ -68,6 +68,22 @@ def test_errors_leave_tracing_as_it_was() -> None:
     assert names.count("_users") == 1
 
 
+def test_a_block_of_our_own_is_not_told_of() -> None:
+    """But what is told inside of it is, and what comes after it; without a listener it is any block."""
+    functions, names, before = FunctionTracer(), list[str](), sys.gettrace()
+    for _ in _begun(functions, names):
+        with functions.aside():
+            _ours(functions)
+        untold(_inside)
+        assert names.count("_users") == 1
+        assert "_ours" not in names
+        _inside()
+    assert "_inside" in names
+    with functions.aside():
+        _users()
+    assert (names.count("_users"), sys.gettrace()) == (1, before)
+
+
 def test_tracers_of_others_hear_of_everything() -> None:
     """A debugger is not put aside."""
     seen, before = list[str](), sys.gettrace()
