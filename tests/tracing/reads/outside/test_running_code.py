@@ -49,6 +49,13 @@ class Settings(Base):
         return SCALE > 3
 
 
+class Covering(Settings):
+    """Settings with a method in the place of a base's, which it calls."""
+
+    def second(self) -> float:
+        return super().second() + 1
+
+
 class Outer:
     """Settings inside of settings."""
 
@@ -59,7 +66,7 @@ class Outer:
         return self.inner.through()
 
 
-SETTINGS, OUTER = Settings(), Outer()
+SETTINGS, COVERING, OUTER = Settings(), Covering(), Outer()
 
 
 def by_first(x: Tensor) -> Tensor:
@@ -207,6 +214,7 @@ WAYS: dict[str, Callable[[Any, Tensor], Any]] = {
     "two functions call two methods of one object": lambda _, x: by_second(by_first(x)),
     "a method calls another": lambda _, x: x * SETTINGS.through(),
     "a method is a base's": lambda _, x: by_first(x) * SETTINGS.inherited(),
+    "a method calls the one that it covers": lambda _, x: x * COVERING.second(),
     "an object is an argument": lambda _, x: by_argument(x, SETTINGS),
     "an object is made": lambda _, x: by_argument(x, Settings()),
     "an object is returned": lambda _, x: x * made().second(),
@@ -268,6 +276,9 @@ PUT = {
     ),
     "what a data class calls": Put(WAYS["what a data class calls"], Post, "__post_init__", _other_init),
     "a method that a method calls": Put(WAYS["a method calls another"], Settings, "second", lambda _: 7.0),
+    "a method that is covered": Put(
+        WAYS["a method calls the one that it covers"], Settings, "second", lambda _: 7.0
+    ),
     "an operator": Put(WAYS["an operator"], Settings, "__add__", lambda _, x: x + 7),
     "a length": Put(WAYS["a length"], Settings, "__len__", lambda _: 7),
     "a forward": Put(WAYS["a module that is made"], Temporary, "forward", lambda _, x: x * 7),

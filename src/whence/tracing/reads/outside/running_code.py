@@ -8,7 +8,7 @@ from types import CellType, CodeType, FrameType, FunctionType
 from typing import Any, NamedTuple
 
 from whence._torch.files import is_library
-from whence._torch.observe.attribute_reads import NOTHING
+from whence._torch.observe.attribute_reads import NOTHING, class_attribute
 from whence.dependence.code import Code, codes_in, function_in, is_importing, kind_of
 from whence.dependence.snapshots import content_of_cell
 
@@ -75,7 +75,8 @@ class RunningFunctions:
                 for name, held in () if is_library(base.__module__) else vars(base).items():
                     function = function_in(held)
                     if function is not None and function.__code__ is code:
-                        return RunningFunction(function, owner, name, held)
+                        is_called = class_attribute(owner, name) is held  # and not by `super()` alone
+                        return RunningFunction(function, owner if is_called else base, name, held)
         return None
 
     def _function(self, frame: FrameType) -> RunningFunction:
