@@ -53,39 +53,6 @@ def microbatches_of_equal_layers() -> Training:
     return Training(model, optimizer, step)
 
 
-class Precision:
-    """Takes the steps of optimizers."""
-
-    scale = 1.0
-
-    def take(self, optimizer: Optimizer, loss: Tensor) -> None:
-        (loss * self.scale).backward()
-        optimizer.step()
-
-
-class Halved(Precision):
-    """Takes them as another does, by halves."""
-
-    scale = 0.5
-
-    def take(self, optimizer: Optimizer, loss: Tensor) -> None:
-        optimizer.zero_grad()
-        super().take(optimizer, loss)
-
-
-@step()
-def steps_by_a_method_of_a_base() -> Training:
-    model, precision = network(), Halved()
-    optimizer = AdamW(model.parameters())
-
-    def step(x: Tensor) -> Tensor:
-        loss = loss_of(model(x))
-        precision.take(optimizer, loss)
-        return loss.detach()
-
-    return Training(model, optimizer, step)
-
-
 class Trainer:
     """Keeps where it is in a namespace of its own."""
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from whence._torch.function_tracer import FunctionTracer
+from whence.tracing.reads.outside.running_code import RunningFunctions
 
 X = torch.ones(3)
 SCALE = 2.0
@@ -253,6 +256,20 @@ def test_variables_of_functions_that_ran_are_compared(
     monkeypatch.setattr(HERE, "SCALE", 5.0)
     assert not torch.equal(model(X), before)
     assert "global SCALE" in [violation.guard.what for violation in program.check(model, (X,))]
+
+
+def test_a_method_is_of_the_class_that_it_is_found_on() -> None:
+    """Of a base where `super()` alone finds it, and else of what it was called of."""
+    found, running, functions = list[Any](), RunningFunctions(lambda _: True), FunctionTracer()
+    codes = [Settings.second.__code__, Base.inherited.__code__]
+
+    def met(frame: FrameType) -> bool:
+        found.extend([running.running_in(frame).owner] if frame.f_code in codes else [])
+        return False
+
+    with functions.seen_by(met):
+        (COVERING.second(), SETTINGS.second(), COVERING.inherited())
+    assert found == [Settings, Settings, Covering]
 
 
 class Put(NamedTuple):
