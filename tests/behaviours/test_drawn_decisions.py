@@ -239,10 +239,10 @@ class Checked(nn.Linear):
 def test_what_checks_types_may_draw(backward: bool) -> None:
     """Nothing follows from which element it looks at; the functions are given back."""
     model, before = Checked(draws=False), generators()
-    held = {**(model.checked.__kwdefaults__ or {})}
+    held = dict(model.checked.__kwdefaults__ or {})
     program = whence.capture(model, (X,), backward=backward)
     assert differing(before, generators()) == []
-    assert (model.checked.__kwdefaults__ or {}) == held
+    assert model.checked.__kwdefaults__ == held
     assert program.verify(model, (X,)).ok
     assert program.check(model, (X,)) == []
 

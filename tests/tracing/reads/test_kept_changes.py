@@ -7,7 +7,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -231,6 +231,53 @@ def check_row(row: ModelCase) -> None:
         expected = other(*same_args, **same_kwargs)
         pairs = zip(*(torch.utils._pytree.tree_leaves(each) for each in (found, expected)), strict=True)
         assert all(same_bits(left, right) for left, right in pairs if isinstance(left, Tensor))
+
+
+class Head(nn.Module):
+    """Leaves its result in a list that it shares with the model around it, as heads of supervision do."""
+
+    def __init__(self, shared: list[Any]) -> None:
+        super().__init__()
+        self.shared, self.linear = shared, nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x)
+        self.shared[0] = result
+        return result
+
+
+class Supervised(nn.Module):
+    """What it does with the list, before the head has left something there or afterwards, says `use`."""
+
+    def __init__(self, use: Callable[[Supervised, Tensor], Tensor]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.shared: list[Any] = [torch.zeros(2, 4), torch.ones(2, 4)]
+        self.head, self.use = Head(self.shared), use
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.use(self, x)
+
+
+SHARED: dict[str, tuple[Callable[[Supervised, Tensor], Tensor], bool]] = {
+    "afterwards": (lambda m, x: m.head(x) + m.shared[0], True),
+    "all of it": (lambda m, x: torch.stack([m.head(x), *m.shared]), True),
+    "length": (lambda m, x: m.head(x) * len(m.shared), True),
+    "before": (lambda m, x: m.shared[0] + m.head(x), False),
+    "turned": (lambda m, x: m.head(x) * (m.shared.reverse() or m.shared[0]), False),  # type: ignore[func-returns-value]
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("backward", [False, True])
+def test_modules_that_share_a_list(name: str, backward: bool) -> None:
+    """It is one list in the next call, too, and as long: what a call leaves there and reads is its own."""
+    use, is_right = SHARED[name]
+    model, eager = Supervised(use), Supervised(use)
+    with warnings_ignored(), nullcontext() if is_right else pytest.raises(whence.LostState):
+        module = whence.capture(model, (X,), backward=backward).unflatten()
+        for scale in (1, 2, 3):
+            assert torch.equal(module(X * scale), eager(X * scale))
 
 
 @pytest.mark.slow

@@ -104,21 +104,22 @@ class ContainerSnapshot:
         return tuple(found)
 
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
+        copies = dict[int, object]()  # one of each container, whoever holds it
         for read in (read for read in reads if id(read.holder) not in self._made):
             held = _held_by(read.holder)
             was_held = (id(read.holder), read.name) in self._own
             if read.name == _WHOLE:
                 before = self._attributes.get(id(read.holder), held)
                 rows = [(name, value) for name, value in held.items() if before.get(name, read) is not value]
-                yield from (Change(read.holder, name, copy_of(value)) for name, value in rows)
+                yield from (Change(read.holder, name, copy_of(value, copies)) for name, value in rows)
             elif read.name not in held:
-                yield from self._registered(read, held)
+                yield from self._registered(read, held, copies)
                 if was_held:
                     yield Change(read.holder, read.name, None, is_there=False)
             elif not self._is_as_at_start(read, held[read.name]) and (
                 not was_held or not self._is_as_read(held[read.name], read.value)
             ):
-                yield Change(read.holder, read.name, copy_of(held[read.name]))
+                yield Change(read.holder, read.name, copy_of(held[read.name], copies))
         for module, counts in self._hooks:
             if (after := _hook_counts(module)) is counts:
                 continue
@@ -126,14 +127,14 @@ class ContainerSnapshot:
                 if count != now:
                     yield Change(module, name, copy(vars(module)[name]))
 
-    def _registered(self, read: Read, held: Mapping[str, Any]) -> Iterator[Change]:
+    def _registered(self, read: Read, held: Mapping[str, Any], copies: dict[int, object]) -> Iterator[Change]:
         """A table of a module that got what was looked for in vain, or None; or that lost what was read."""
         table = self._tables.get((id(read.holder), read.name)) or _table_of(read.name, held)
         if table is None:
             return
         now = held[table].get(read.name)
         if (read.value is None) is not (now is None) or (not read.is_there and read.name in held[table]):
-            yield Change(read.holder, table, copy_of(held[table]), entry=read.name)
+            yield Change(read.holder, table, copy_of(held[table], copies), entry=read.name)
 
     def _is_as_at_start(self, read: Read, value: Any) -> bool:
         """Whether a run that wrote the attribute, and read what it wrote, has put it back."""

@@ -66,6 +66,7 @@ class StandIns:
     def __init__(self, values: RunValues) -> None:
         self._values = values
         self._made: dict[int, tuple[Tensor, Tensor]] = {}
+        self._containers: dict[int, tuple[object, object]] = {}
         self.varying = self.of_state = False
 
     @property
@@ -74,9 +75,14 @@ class StandIns:
         return tuple(made for _, made in self._made.values())
 
     def exchanged(self, value: object) -> object:
-        """A value with stand-ins for the tensors of the run, in containers too."""
+        """A value with stand-ins for the tensors of the run, in containers too; the same for the same."""
         if not contains_fakes(value):
             return value
+        if id(value) not in self._containers:
+            self._containers[id(value)] = value, self._exchanged(value)
+        return self._containers[id(value)][1]
+
+    def _exchanged(self, value: Any) -> object:
         if isinstance(value, set):
             return set(map(self._of, value))
         return with_whole_leaves(value, list(map(self._of, whole_leaves(value))))
@@ -125,7 +131,9 @@ def probed(left: Left, told: Callable[[], None]) -> Left:
 
     Call it when everything is as it was before the run: of things outside, what has changed since is probed.
     """
-    changes = tuple(replace(row, after=_probed(row.after, {}, told)) for row in left.changes)
+    held = [(row.after, own_attributes(row.holder).get(row.name, {})) for row in left.changes]
+    made = {id(after): _probed(after, before, told) for after, before in held}
+    changes = tuple(replace(row, after=made[id(row.after)]) for row in left.changes)
     outer = tuple(row._replace(before=_probed(row.before, row.now().before, told)) for row in left.outer)
     return replace(left, changes=changes, outer=outer)
 
@@ -137,9 +145,11 @@ def _probed(state: Any, before: Any, told: Callable[[], None]) -> Any:
             made[key] = _probed(state[key], {}, told)
         return made
     if type(state) is list:
-        same = [is_(value, held) for value, held in zip(state, before, strict=False)]
+        held = before if type(before) is list else []
+        same = [is_(value, there) for value, there in zip(state, held, strict=False)]
         same += [False] * (len(state) - len(same))
-        state, same = state + state[-1:] * _MANY, same + [True] * (_MANY if state else 0)
+        more = _MANY if len(state) > len(held) else 0
+        state, same = state + state[-1:] * more, same + [True] * more
         return [
             value if is_same else probing(value, told) for value, is_same in zip(state, same, strict=True)
         ]
