@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import whence
@@ -382,6 +383,12 @@ def strided_in_place(m: Writer, x: Tensor) -> Tensor:
     hidden = m.linear(x)
     hidden.as_strided_((2, 2), (8, 1))
     return hidden * 2
+
+
+@bodies.add
+def activation_of_what_lies_otherwise(m: Writer, x: Tensor) -> Tensor:
+    hidden = F.layer_norm((x.repeat(2, 1) @ m.table.T).mul(m.weight[0]), (4,)).t()
+    return F.silu(hidden, inplace=True)
 
 
 @pytest.mark.sample(19)
