@@ -105,8 +105,8 @@ def tensor_attributes(state: Iterable[StateTensor]) -> list[Saved]:
 class RestListener(ReadListener, Protocol):
     """What is told of the rest that a step reads."""
 
-    def began(self, running: RunningFunction) -> None:
-        """A function of the user's runs to which no method of the model leads."""
+    def began(self, running: RunningFunction) -> bool:
+        """A function of the user's runs to which no method of the model leads; says if once is enough."""
 
 
 class Reads:
@@ -208,8 +208,9 @@ class Reads:
             MethodType,
         ):  # it will be called, and may use things outside of the model
             self.reachable.code_of(value)
-        if (function := function_in(class_attribute(type(holder), name))) is not None:
-            self.reachable.code_of(function)  # which computes it, or is it
+        function = function_in(class_attribute(type(holder), name))
+        if function is not None and not (type(value) is MethodType and value.__func__ is function):
+            self.reachable.code_of(function)  # which computes it
         if type(value) not in PLAIN and not isinstance(value, Tensor):
             self.reachable.held_under(type(holder), value, name)
         is_made = id(value) not in self._known and self._before.has_got(holder, name, value)

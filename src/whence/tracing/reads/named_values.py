@@ -76,6 +76,8 @@ _LOOKED_INTO = (
     *(nn.Module, BaseException, ContextVar, CodeType, BuiltinFunctionType, type, ref, ModuleType),
     *(*HOLDING, *SEQUENCES, *MAPPINGS, *OF_CLASSES, *CALLING, *_DESCRIBING, Enum),
 )
+_LARGE = 1024
+"""How many numbers and texts are compared of a table that is asked under keys which are computed."""
 FAR = 6
 """How many steps a value is followed from a variable."""
 
@@ -136,7 +138,7 @@ class NamedValues:
             return
         if issubclass(type(value), nn.Module) and not self._is_inside(value):
             self._module(found, source, spelling)
-        is_whole = is_plain(value)
+        is_whole = is_plain(value) or _is_asked_for_any(value, spelling)
         if is_whole or (found.way and self._says_what_it_is(value)) or self._stands_alone(found):
             self._note(found, source)
         elif found.way and self._is_thing(value):
@@ -335,8 +337,15 @@ def is_plain(value: object) -> bool:
     return is_constant(value) or content_of(value) is not None
 
 
-def _holds_plain(value: Any) -> bool:
+def _holds_plain(value: Any, most: int = MANY) -> bool:
     held: Any = dict.values(value) if isinstance(value, dict) else value
     if isinstance(value, dict) and not all(isinstance(key, str) for key in dict.keys(value)):
         return False  # a registry, which grows with every model that is made
-    return len(held) <= MANY and all(each is not None and type(each) in PLAIN for each in held)
+    return len(held) <= most and all(each is not None and type(each) in PLAIN for each in held)
+
+
+def _is_asked_for_any(value: object, spelling: CodeWords) -> bool:
+    """Whether a value is a table of numbers and texts of which code spells no key, and may ask for each."""
+    if type(value) is not dict or len(value) <= MANY or not spelling.keys.isdisjoint(value):
+        return False
+    return _holds_plain(value, _LARGE)

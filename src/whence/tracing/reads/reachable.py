@@ -117,10 +117,9 @@ Reader = tuple[CodeType, str]
 class Reachable:
     """Keeps the state of everything that code can reach; `is_inside` says what is looked at elsewhere."""
 
-    has_symbols = False
-    """Whether symbols stand for numbers."""
-    step_follows: Callable[[RunningFunction], object] | None = None
-    """Who looks, in a step, at what functions read that no method of the model leads to."""
+    has_symbols = False  # which stand for numbers
+    step_follows: Callable[[RunningFunction], bool] | None = None
+    """Who looks, in a step, at what functions read that no method of the model leads to; see `began`."""
 
     def __init__(
         self,
@@ -170,12 +169,11 @@ class Reachable:
             return False
         running = function, owner, name, attribute = self._running.running_in(frame)
         first, code = first_of(frame), function.__code__
-        is_reached = self._running.is_reached(frame) or is_installed(code.co_filename)
-        if (follow := self.step_follows) is not None and not is_reached:
-            follow(running)
-            return False
+        is_own = not is_installed(code.co_filename)
+        if is_own and (follow := self.step_follows) is not None and not self._running.is_reached(frame):
+            return follow(running)
         held = self._held_words(function, None if owner is None else MethodType(function, first))
-        if not is_installed(code.co_filename):
+        if is_own:
             self._function(function, code.co_name, _DEEP, held)
         self._runs(function, code.co_name, held)
         if owner is not None and self._is_new(("began", owner, code), code):
@@ -196,6 +194,8 @@ class Reachable:
             for module in imported(code, function.__globals__):
                 reader, names = (code, module.__name__), frozenset(names_in(code))
                 self._follow(module, module.__name__, reader, names, _DEEP)
+            if not names_in(code).isdisjoint(OF_ENVIRONMENT):
+                self._named.environment(code)
             self._named.function(function, path, CodeWords.of(code).and_held(held))
 
     def loss(self, loss: Any) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor, is_grad_enabled
 
 from whence._torch.autograd.calls_not_run import Calls, linked
 from whence._torch.autograd.nodes import gradient_key
+from whence._torch.function_tracer import untold
 from whence._torch.graphs import NameCounts, skip_names
 from whence._torch.pytrees import tree_unflatten
 from whence._torch.tensors import without_functions
@@ -39,9 +40,8 @@ class StandInWriter:
         """Let a recorded call stand for the call `scope`; returns what that returns."""
         template = alike.template
         with without_functions():
-            application, result = applied(
-                self.recording, template, alike.found, scope, self._slots(template), self._gradients
-            )
+            given = self.recording, template, alike.found, scope, self._slots(template), self._gradients
+            application, result = untold(applied, *given)
             self.records.applications.append(application)
             return result
 
@@ -70,7 +70,9 @@ class StandInWriter:
             given = [tangents[i] for i in template.differentiable_outputs]
             rehearsal = self._rehearsal(template, given)
             defined = [tangent for tangent in given if tangent is not None]
-            return differentiated(self.recording, application, rehearsal, defined)
+            found: tuple[Sequence[Tensor | None], Calls]
+            found = untold(differentiated, self.recording, application, rehearsal, defined)
+            return found
 
 
 def applied(

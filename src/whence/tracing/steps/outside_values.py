@@ -146,12 +146,13 @@ class OutsideReads(NamedValues):
                 for function in functions_of(class_attribute(type(member), name)):
                     self._follow(function)
 
-    def began(self, running: RunningFunction) -> None:
+    def began(self, running: RunningFunction) -> bool:
         """A function runs: its variables count, however code came to it, and the class that has it."""
         function, owner, name, held = running
         self._follow(function)
         if owner is not None and self._is_followed(function) and not self._is_inside(owner):
             self.walk(of_class(owner, name, held), beginning(function.__code__), NO_WORDS)
+        return False
 
     def found(self, place: Place) -> tuple[tuple[Outside, Source | None], ...]:
         """Everything, in the order it was met; raises `UnsupportedStep` for what has changed since."""

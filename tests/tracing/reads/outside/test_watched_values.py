@@ -167,3 +167,28 @@ def test_what_the_run_writes_first_is_nothing_it_depends_on() -> None:
     program = whence.capture(model, (X,))
     assert program.check(model, (X,)) == []
     assert program.verify(model, (X,)).ok
+
+
+NUMBERS = {f"number {position}": 2.0 for position in range(200)}
+
+
+def number(name: str) -> float:
+    return NUMBERS[name]
+
+
+@pytest.mark.parametrize(
+    ("run", "counts"),
+    [(lambda: number("number 70"), True), (lambda: NUMBERS["number 7"], False)],
+    ids=["computed", "spelled"],
+)
+def test_tables_are_compared_where_keys_are_computed(
+    run: Callable[[], float], counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of a large one, where code may ask for any entry; one entry, where it asks for that."""
+    model = Model(run)
+    program = whence.capture(model, (X,))
+    assert program.check(model, (X,)) == []
+    monkeypatch.setitem(NUMBERS, "number 71", 5.0)
+    assert (program.check(model, (X,)) != []) == counts
+    monkeypatch.setitem(NUMBERS, "number 7", 5.0)
+    assert program.check(model, (X,)) != []
