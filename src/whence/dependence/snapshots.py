@@ -482,14 +482,13 @@ def values_of(held: Any) -> list[Any]:
     return list(held.values() if isinstance(held, dict) else held)
 
 
-def has_results(function: Any, kind: type) -> bool:
-    """Whether a function that caches its calls keeps something of a class: itself, or in a container."""
+def results_kept(function: Any, kind: type) -> Iterator[Any]:
+    """What a function that caches its calls keeps of a class: itself, or in a container."""
     waiting, seen = gc.get_referents(function), set[int]()
     while waiting:
         thing = waiting.pop()
         if type(thing) is kind:
-            return True
-        if id(thing) not in seen and type(thing) in (dict, list, tuple, set):
+            yield thing
+        elif id(thing) not in seen and type(thing) in (dict, list, tuple, set):
             seen.add(id(thing))
             waiting += gc.get_referents(thing)
-    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import random
 import sys
 import warnings
@@ -170,6 +171,25 @@ def test_an_object_that_every_run_makes_is_no_state() -> None:
     with warnings_ignored():
         run = whence.capture(policy, (X,)).bind(policy)
     assert all(torch.equal(run(X), Policy()(X)) for _ in range(2))
+
+
+@functools.cache
+def noise(size: int) -> Tensor:
+    return torch.randn(size, 1)
+
+
+def test_what_is_drawn_once_is_not_drawn_in_every_run() -> None:
+    """A function that keeps what it returns is refused while it has not drawn yet, and then a constant."""
+
+    def noisy(x: Tensor) -> Tensor:
+        return x * noise(len(x))
+
+    noise.cache_clear()
+    with pytest.raises(whence.SideEffect, match="noise keeps what it draws, randn"):
+        whence.capture(noisy, (X,))
+    expected = noisy(X)
+    assert torch.equal(whence.capture(noisy, (X,)).module()(X), expected)
+    noise.cache_clear()
 
 
 @pytest.mark.parametrize("way", MET)

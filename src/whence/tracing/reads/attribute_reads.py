@@ -44,7 +44,7 @@ from whence.dependence.code import behind, function_in
 from whence.dependence.describe import entries_of
 from whence.dependence.lookup import static_attribute
 from whence.dependence.observed import Change, Left, Observed, Read
-from whence.dependence.snapshots import ATTRIBUTES, CONTAINER, Saved
+from whence.dependence.snapshots import ATTRIBUTES, CACHED, CONTAINER, Saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
@@ -54,7 +54,7 @@ from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.reads.outside.running_code import RunningFunction
 from whence.tracing.reads.reachable import Reachable
 from whence.tracing.reads.type_queries import StandIn
-from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind
+from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind, refuse_drawn
 from whence.tracing.sandbox.module_snapshot import Lines, ModuleCopy, changes_reported, object_kept
 from whence.tracing.target.subject import StateTensor, Subject
 
@@ -182,6 +182,7 @@ class Reads:
                 self.reachable.saved += tensor_attributes(self._subject.state)
                 yield
                 self._variables = tuple(self.reachable.variables())
+                refuse_drawn((row for row in self.reachable.saved if row.kind is CACHED), values)
                 put = self._before.put()
                 self._left = replace(self._left_behind(self._before.changes(self._ran), values), put=put)
             finally:

@@ -64,8 +64,8 @@ from whence.dependence.snapshots import (
     StateKind,
     containers_saved,
     content_of_slots,
-    has_results,
     is_iterator,
+    results_kept,
     save,
 )
 from whence.errors import SideEffect
@@ -137,8 +137,7 @@ class Reachable:
         self.read = self._named.read
         self._owned: list[tuple[Saved, Source]] = []
         self._contexts: list[tuple[Saved, Source]] = []
-        self._is_user = is_user
-        self._is_inside = is_inside
+        self._is_user, self._is_inside = is_user, is_inside
         self._seen: dict[object, object] = {}
         self._looking_up: dict[int, frozenset[str]] = {}
         self._running = RunningFunctions(is_user)
@@ -423,7 +422,7 @@ class Reachable:
     def restore(self) -> None:
         """Give everything back as it was; a cache of calls forgets those of the run."""
         for row in reversed(self.saved):
-            if row.kind is not CACHED or not row.before[1] or has_results(row.thing, FakeTensor):
+            if row.kind is not CACHED or not row.before[1] or [*results_kept(row.thing, FakeTensor)]:
                 row.restore()
 
     def changed(self) -> list[Saved]:

@@ -2,7 +2,7 @@
 
 import gc
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import _lru_cache_wrapper
@@ -19,7 +19,7 @@ from whence._torch.pytrees import whole_leaves, with_whole_leaves
 from whence._torch.record.recorder import Recorder
 from whence._torch.sizes.symbols import is_symbolic
 from whence.dependence.observed import Change, Left, Read
-from whence.dependence.snapshots import Saved
+from whence.dependence.snapshots import Saved, results_kept
 from whence.errors import Fault, Place, SideEffect
 from whence.program.queries.marks import is_drawn, leading_to
 from whence.tracing.log.events import Marked
@@ -51,6 +51,11 @@ class RunValues:
         node = self.recorder.node_of(tensor)
         held = () if node is None else node.graph.find_nodes(op="placeholder")
         return node is not None and _follows_from(node, {each for each in held if each not in self.given})
+
+    def are_drawn(self, tensor: Tensor) -> bool:
+        """Whether a tensor follows from random numbers."""
+        node = self.recorder.node_of(tensor)
+        return node is not None and any(map(is_drawn, leading_to([node])))
 
     def described(self, tensor: Tensor) -> str:
         """The operation that made it, with its line."""
@@ -123,6 +128,19 @@ def left_behind(
         varies=stand_ins.varying,
         of_state=stand_ins.of_state,
         kept=tuple((path, tuple(made)) for path, made in kept.items() if made),
+    )
+
+
+def refuse_drawn(caches: Iterable[Saved], values: RunValues) -> None:
+    """Raise `SideEffect` where a function keeps what it has drawn."""
+    SideEffect.refuse(
+        Fault(
+            f"{row.path} keeps what it draws, {values.described(drawn[0])}",
+            why="eager mode draws in the first call of all, and a program would draw in every run",
+            remedy="call the model once on the example inputs before the capture",
+        )
+        for row in caches
+        if (drawn := [*filter(values.are_drawn, results_kept(row.thing, FakeTensor))])
     )
 
 
