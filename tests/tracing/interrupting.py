@@ -87,14 +87,15 @@ def _is_ours(frame: FrameType) -> bool:
 def ends_the_process(frame: FrameType | None) -> bool:
     """Whether C++ asks for a fake tensor's device: it may do so where it lets no exception out."""
     while frame is not None:
-        if frame.f_code.co_name == "inner" and _asks_for_device(frame):
+        if frame.f_code.co_name in ("inner", "__torch_dispatch__") and _asks_for_device(frame):
             return True
         frame = frame.f_back
     return False
 
 
 def _asks_for_device(frame: FrameType) -> bool:
-    return any(part is torch.ops.prim.device.default for part in frame.f_locals.get("args", ()))
+    named = frame.f_locals.get("func"), *frame.f_locals.get("args", ())
+    return any(part is torch.ops.prim.device.default for part in named)
 
 
 @dataclass
