@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from whence._torch.observe.wrappers import seen_through, wrapper_chain
+from whence._torch.patching import without_patches
 from whence._torch.plain_values import PLAIN
 from whence._torch.subclasses.fully_sharded import class_as_written, managed_parameters
 from whence.dependence.describe import Describer, described_hooks, hook_rows, reference
@@ -341,7 +342,7 @@ class _Builder:
         if (kind, name) in self._classes:
             return
         self._classes.add((kind, name))
-        found = class_attribute(kind, name)
+        found = without_patches(class_attribute(kind, name))  # of captures in other threads
         if found is NOTHING or _is_machinery(kind, name):
             return
         is_data = is_constant(found) or isinstance(found, Tensor | list | tuple | dict | set)

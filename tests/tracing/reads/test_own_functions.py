@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 import whence
+from whence._torch.patching import patched
 from whence.dependence.asking import attempt
 from whence.errors import StaleCapture
 from whence.tracing.reads import own_functions
@@ -217,6 +218,18 @@ def test_a_check_while_another_thread_captures(
     waits = _Waits()
     found = _while(partial(whence.capture, waits, (_X,), backward=True), partial(program.check, model, (_X,)))
     assert found == []
+
+
+def test_a_capture_while_another_one_has_put_something_there(model: Calls) -> None:
+    """As captures in other threads do, for their time: a program expects what was there before."""
+    call = nn.Module.__call__
+
+    def put_there(*given: Any, **named: Any) -> Any:
+        return call(*given, **named)
+
+    with patched(nn.Module, "__call__", put_there):
+        program = whence.capture(model, (_X,))
+    assert program.check(model, (_X,)) == []
 
 
 def test_a_check_while_another_thread_traces(model: Calls) -> None:
