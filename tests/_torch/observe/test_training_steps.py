@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, SequentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from whence._torch.observe.training_steps import (
+    as_one_optimizer,
     common_state,
     is_stepping,
     moved_by,
@@ -206,3 +207,40 @@ def test_pytorch_s_own_attributes_are_left_out(fused: bool) -> None:
     optimizer.scale, optimizer.state["taken"] = 2.0, 1
     assert own_values(optimizer)["scale"] == 2.0
     assert dict(common_state(optimizer)) == {"taken": 1}
+
+
+class Standing(Optimizer):
+    """Stands for another, which may know it."""
+
+    def __init__(self, inside: Any) -> None:
+        self.inside = inside
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.inside.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.inside.state
+
+
+class OfItsOwn(Standing):
+    """Stands for another, but for its state."""
+
+    state: Any = {}  # noqa: RUF012
+
+
+def test_an_optimizer_that_stands_for_another_is_seen_through() -> None:
+    """Also one of one, and where the one inside knows it; not one with a state of its own."""
+    inside: Any = SGD([torch.ones(2, requires_grad=True)], lr=0.1)
+    once: Any = Standing(inside)
+    assert as_one_optimizer(once) is inside
+    assert as_one_optimizer([Standing(once)]) is inside
+    vars(inside)["known_as"] = once
+    assert as_one_optimizer(once) is inside
+    assert as_one_optimizer(inside) is inside
+    own = OfItsOwn(inside)
+    assert as_one_optimizer(own) is own
+    once.outer = Standing(once)
+    assert as_one_optimizer(inside) is inside
+    assert as_one_optimizer(torch.nn.Linear(1, 1)) is not inside

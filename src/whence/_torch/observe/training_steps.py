@@ -313,16 +313,23 @@ def as_one_optimizer(given: object) -> object:
 def _optimizer_behind(given: object) -> object:
     """The optimizer that one stands for which has no groups and no state of its own, as those of Accelerate,
     Fabric and Opacus do; what such a one does in Python is part of the step."""
+    met = [given]
+    while len(inside := [each for each in _stood_for(met[-1]) if not any(each is one for one in met)]) == 1:
+        met += inside
+    return met[-1]
+
+
+def _stood_for(given: object) -> Iterator[Optimizer]:
+    """The optimizers that one holds whose groups and state are its own; none that itself only stands for one,
+    where a real one knows who stands for it."""
     held = own_attributes(given).values() if hasattr(given, "zero_grad") and hasattr(given, "step") else ()
-    inner = [each for each in held if isinstance(each, Optimizer) and _stands_for(given, each)]
-    return _optimizer_behind(inner[0]) if len(inner) == 1 and inner[0] is not given else given
-
-
-def _stands_for(given: object, inner: Optimizer) -> bool:
-    return (
-        getattr(given, "param_groups", inner.param_groups) is inner.param_groups
-        and getattr(given, "state", inner.state) is inner.state
-    )
+    for inner in (each for each in held if isinstance(each, Optimizer)):
+        is_shared = (
+            getattr(given, "param_groups", inner.param_groups) is inner.param_groups
+            and getattr(given, "state", inner.state) is inner.state
+        )
+        if is_shared and (is_optimizer(inner) or not is_optimizer(given)):
+            yield inner
 
 
 def members_of(optimizer: object) -> tuple[Optimizer, ...]:
