@@ -124,7 +124,8 @@ def test_a_deep_model_prints_a_page() -> None:
         return str(whence.capture(model, *inputs_of("llama")).guards)
 
     page = printed(32)
-    assert len(page.splitlines()) == len(printed(2).splitlines()) < 175
+    assert len(page.splitlines()) == len(printed(2).splitlines())
+    assert len(page.partition("\nvariables\n")[0].splitlines()) < 80
     assert "LlamaAttention · 32 of them · model.layers.*.self_attn" in page
 
 
