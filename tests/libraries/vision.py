@@ -72,16 +72,7 @@ def segmenting_residual_net(nets: Any) -> nn.Module:
     return nets.SegResNet(spatial_dims=2, init_filters=8, blocks_down=(1, 1), blocks_up=(1,))
 
 
-@row(
-    "monai.networks.nets",
-    lambda: numbers(1, 1, 32, 32),
-    **refused(
-        whence.LostState,
-        "heads",
-        "in training it puts results into a list that it keeps, and reads the list afterwards",
-        "joint",
-    ),
-)
+@row("monai.networks.nets", lambda: numbers(1, 1, 32, 32))
 def dynamic_unet(nets: Any) -> nn.Module:
     return nets.DynUNet(
         spatial_dims=2,

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.autograd.graph import Node
 
+from whence._torch.autograd.calls_not_run import is_stand_in
 from whence._torch.autograd.nodes import (
     gradient_key,
     history_of,
+    is_custom_function,
     leads_nowhere,
     leaves_below,
     nodes_below_tensors,
@@ -95,6 +98,14 @@ def differentiate(
     )
 
 
+def _calls_users_code(session: Session, outputs: Sequence[Tensor]) -> bool:
+    """Whether a backward runs functions that somebody wrote: autograd functions, hooks on tensors or on what
+    is saved."""
+    if session.log.lost or session.run.watch.has_packed:
+        return True
+    return any(is_custom_function(node) and not is_stand_in(node) for node in nodes_below_tensors(outputs))
+
+
 def _refuse_sparse(outputs: Sequence[Any]) -> None:
     tensors = (output for output in outputs if isinstance(output, Tensor))
     sparse = [
@@ -117,9 +128,11 @@ def _gradients(
     outputs = [start.tensor for start in starts]
     known = {*map(id, targets)}
     unread = [leaf for leaf in leaves_made(outputs, session.recorder) if id(leaf) not in known]
-    tangents, told = [start.gradient for start in starts], session.recorder.functions.told
+    tangents = [start.gradient for start in starts]
+    run = partial(run_backward, outputs, [*targets, *unread], tangents, session.passes)
     try:
-        return told(run_backward, outputs, [*targets, *unread], tangents, session.passes)[: len(targets)]  # type: ignore[no-any-return]
+        found = session.recorder.functions.told(run) if _calls_users_code(session, outputs) else run()
+        return found[: len(targets)]
     except RuntimeError as error:
         _refuse_reentrant(outputs, session, error)
         if session.recorder.environment is None:
