@@ -55,8 +55,10 @@ _SET_GRADIENT, _DELETE_GRADIENT = _TENSOR.grad.__set__, _TENSOR.grad.__delete__
 _SET_ITEM, _INDEX_PUT = Tensor.__setitem__, torch.ops.aten.index_put_.default
 _MAKERS = (torch.tensor, torch.as_tensor)
 _TAKING_FLOATS = {
-    getattr(torch, name): getattr(torch.ops.aten, name).default
-    for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_")
+    torch._fused_adam_: torch.ops.aten._fused_adam_.default,
+    torch._fused_adamw_: torch.ops.aten._fused_adamw_.default,
+    torch._fused_sgd_: torch.ops.aten._fused_sgd_.default,
+    torch._fused_adagrad_: torch.ops.aten._fused_adagrad_.default,
 }
 """Kernels that update all parameters at once take floats, of which C++ would ask for the numbers."""
 

@@ -50,7 +50,8 @@ class ContainerSnapshot:
     def begin(self, holder: object) -> None:
         """Remember which attributes are there that reading puts there."""
         held = own_attributes(holder)
-        self._met.setdefault(id(holder), dict(held))
+        if id(holder) not in self._met:
+            self._met[id(holder)] = dict(held)
         self._own |= {(id(holder), name) for name in self._computed_by(type(holder)) if name in held}
 
     def has_got(self, holder: object, name: str, value: object) -> bool:
