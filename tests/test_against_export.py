@@ -224,6 +224,7 @@ class Attends(torch.nn.Module):
 )  # in eager
 @pytest.mark.parametrize("captures", [True, False])
 @pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.sweep
 def test_functions_are_at_the_level_of_export(captures: bool, runs: bool) -> None:
     """Composites stay in them, whole, and so the kernels are those of the grad mode that runs the program."""
     torch.manual_seed(0)

@@ -479,6 +479,7 @@ def test_sizes_that_data_decide_can_be_given(
         main([*asked, "--size", "size_of_index"])
 
 
+@pytest.mark.sweep
 def test_what_a_file_needs_is_imported(tmp_path: Path) -> None:
     """In a process that has not loaded it yet; what cannot be imported is bad usage."""
     path = tmp_path / "bert.whence"

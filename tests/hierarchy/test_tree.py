@@ -196,6 +196,7 @@ def test_buffers_move_on() -> None:
     assert tree.steps == 3
 
 
+@pytest.mark.sweep
 def test_reassigned_buffer_moves_on() -> None:
     """A buffer that forward replaces has the new value after each run."""
 

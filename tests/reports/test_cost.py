@@ -238,6 +238,7 @@ def test_calls_in_branches_have_what_is_theirs() -> None:
     assert joint.rows[2].total_flops == 0 and joint.rows[3].flops["forward"] == 2 * 6 * 32
 
 
+@pytest.mark.sweep
 def test_what_a_scan_repeats_counts_as_often() -> None:
     """Forward and backward; open sizes as they are given."""
 

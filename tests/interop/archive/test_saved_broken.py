@@ -146,6 +146,7 @@ def _everywhere(data: Any, above: tuple[Any, ...] = ()) -> Iterator[tuple[Any, .
 
 
 @pytest.mark.parametrize("number", [0, None])
+@pytest.mark.sweep
 def test_guards_that_say_nothing(number: int | None, ran: list[str]) -> None:
     """A number anywhere in the guards is refused, or what was read can be printed."""
     places: list[tuple[Any, ...]] = []

@@ -153,10 +153,14 @@ MET: dict[str, Callable[[Any], Counter]] = {
 
 
 def test_an_object_that_every_run_makes_is_no_state() -> None:
-    """What a run has made, put under a name and changed, the next one makes again: also a distribution, whose
-    attributes are computed when they are read first."""
+    """What a run has made, put under a name and changed, the next one makes again."""
     counting = Holding(lambda _: Counter())
     assert torch.equal(whence.capture(counting, (X,)).bind(counting)(X), Holding(lambda _: Counter())(X))
+
+
+@pytest.mark.sweep
+def test_a_distribution_that_every_run_makes_is_no_state() -> None:
+    """Its attributes are computed when they are read first."""
 
     class Policy(nn.Module):
         def __init__(self) -> None:

@@ -121,6 +121,7 @@ class Recurrence(nn.Module):
         return hidden
 
 
+@pytest.mark.sweep
 def test_what_autograd_keeps_in_a_circle_is_no_state() -> None:
     model, x = Recurrence(), torch.randn(2, 4)
     assert whence.capture(model, (x,)).verify(model, (x,)).ok
@@ -141,6 +142,7 @@ class Offloading(nn.Module):
 
 
 @pytest.mark.parametrize("backward", [False, torch.sum])
+@pytest.mark.sweep
 def test_results_that_a_hook_gives_back_are_no_state(backward: Any) -> None:
     """They are in a circle with the node that made them, in eager, too."""
     model, x = Offloading(), torch.randn(2, 4)

@@ -453,6 +453,7 @@ class Circle:
         self.own = self
 
 
+@pytest.mark.sweep
 def test_what_nobody_holds_any_more_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs thrown away one after the other: the collector does not count what it is told is old."""
     monkeypatch.setattr(capture_lock, "_objects_there", lambda: 350_000)  # however many tests left

@@ -115,6 +115,7 @@ def test_a_list_that_is_empty_again_is_no_change() -> None:
 
 @pytest.mark.parametrize("counts", [True, False])
 @pytest.mark.parametrize("scales", CACHES.values(), ids=CACHES)
+@pytest.mark.sweep
 def test_caches_of_calls_hold_nothing_of_a_capture(scales: Callable[[int], Tensor], counts: bool) -> None:
     """However often it has to look: who asks a cache afterwards gets what eager gets."""
     (ours, optimizer), (theirs, other), found = small(), small(), []

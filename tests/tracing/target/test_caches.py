@@ -91,6 +91,7 @@ for name, code in captures.items():
 """
 
 
+@pytest.mark.sweep
 def test_in_a_fresh_process() -> None:
     """Nobody has registered a class there: each capture is the first of a process that has only imported."""
     code = f"{MODEL}\ncaptures = {CAPTURES!r}\n{ONE_BY_ONE}"
