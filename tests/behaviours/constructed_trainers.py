@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from tests.behaviours.constructed_steps import STEPS, Training, gradient_of, loss_of, network, plain, step
+from tests.tracing.steps.small import Delegating
 
 __all__ = ["STEPS"]
 
@@ -303,19 +304,12 @@ def meters_that_the_first_step_makes() -> Training:
     return Training(model, optimizer, step, kept=lambda: {name: vars(held) for name, held in meters.items()})
 
 
-class Delegating(Optimizer):
+class Counted(Delegating):
     """Has all from the optimizer inside, and does nothing of its own but to count."""
 
     def __init__(self, inside: Optimizer) -> None:
-        self.inside, self.calls = inside, 0
-
-    @property
-    def param_groups(self) -> Any:  # type: ignore[override]
-        return self.inside.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self.inside.state
+        super().__init__(inside)
+        self.calls = 0
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.inside.zero_grad(set_to_none)
@@ -371,5 +365,5 @@ def around(kind: Callable[[Optimizer], Any]) -> Callable[[], Training]:
     return build
 
 
-for kind in (Delegating, Sharing, Warming):
+for kind in (Counted, Sharing, Warming):
     step()(around(kind))

@@ -10,6 +10,7 @@ import whence
 from tests import zoo
 from tests.checks import leaves_no_trace
 from tests.models import case, mean_sine
+from tests.tracing.steps.small import zero_first
 from tests.tracing.writing import sines
 from whence._torch.fakes import FakeTensorMode
 from whence._torch.observe.hooks import hooks_on_gradient
@@ -706,14 +707,7 @@ def test_shapes_alone_are_not_compared(place: Any) -> None:
     with place:
         model, x = nn.Linear(4, 4), torch.ones(2, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = zero_first(model, optimizer)
     program = whence.capture(model, (x,))
     with pytest.raises(UsageError, match="weight, bias, an argument has a shape and no numbers"):
         program.verify(model, (x,))

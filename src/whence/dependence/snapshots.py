@@ -130,7 +130,7 @@ def _is_copy(before: object, now: object) -> bool:
     """
     if type(before) is not type(now) or not all(map(is_observable, type(before).__mro__[:-1])):
         return False
-    left, right = ({**own_attributes(each), **content_of_slots(each)} for each in (before, now))
+    left, right = map(attributes_and_slots, (before, now))
     return left.keys() == right.keys() and all(_hold_alike(held, right[name]) for name, held in left.items())
 
 
@@ -205,6 +205,12 @@ def content_of_slots(thing: Any) -> dict[str, Any]:
     """What an instance keeps outside a dictionary, by name."""
     rows = [(name, content_of_slot(slot, thing)) for name, slot in slots_of(type(thing))]
     return {name: held for name, held in rows if held is not NOTHING}
+
+
+def attributes_and_slots(thing: object) -> Mapping[str, Any]:
+    """What a thing holds itself, in a dictionary and outside of one: the dictionary where that is all."""
+    slots = content_of_slots(thing)
+    return {**own_attributes(thing), **slots} if slots else own_attributes(thing)
 
 
 def _set_slots(thing: Any, before: Mapping[str, Any]) -> None:

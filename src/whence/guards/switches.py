@@ -41,7 +41,7 @@ def mode_guards(program: FlatProgram, named: Container[str]) -> Iterator[Guard]:
 def _is_on_cuda(program: FlatProgram) -> bool:
     """Whether something comes from there, or is made there."""
     values = (row.value for row in program.signature.inputs)
-    made = [given.get("device") for node in program.graph.nodes if (given := node.kwargs)]
+    made = (given.get("device") for node in program.graph.nodes if (given := node.kwargs))
     return any(is_on("cuda", value) for value in values) or any(
         isinstance(device, torch.device) and device.type == "cuda" for device in made
     )

@@ -12,6 +12,7 @@ from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR, LRScheduler, SequentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from tests.tracing.steps.small import Delegating
 from whence._torch.observe.training_steps import (
     as_one_optimizer,
     common_state,
@@ -209,22 +210,7 @@ def test_pytorch_s_own_attributes_are_left_out(fused: bool) -> None:
     assert dict(common_state(optimizer)) == {"taken": 1}
 
 
-class Standing(Optimizer):
-    """Stands for another, which may know it."""
-
-    def __init__(self, inside: Any) -> None:
-        self.inside = inside
-
-    @property
-    def param_groups(self) -> Any:  # type: ignore[override]
-        return self.inside.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        return self.inside.state
-
-
-class OfItsOwn(Standing):
+class OfItsOwn(Delegating):
     """Stands for another, but for its state."""
 
     state: Any = {}  # noqa: RUF012
@@ -233,14 +219,14 @@ class OfItsOwn(Standing):
 def test_an_optimizer_that_stands_for_another_is_seen_through() -> None:
     """Also one of one, and where the one inside knows it; not one with a state of its own."""
     inside: Any = SGD([torch.ones(2, requires_grad=True)], lr=0.1)
-    once: Any = Standing(inside)
+    once: Any = Delegating(inside)
     assert as_one_optimizer(once) is inside
-    assert as_one_optimizer([Standing(once)]) is inside
+    assert as_one_optimizer([Delegating(once)]) is inside
     vars(inside)["known_as"] = once
     assert as_one_optimizer(once) is inside
     assert as_one_optimizer(inside) is inside
     own = OfItsOwn(inside)
     assert as_one_optimizer(own) is own
-    once.outer = Standing(once)
+    once.outer = Delegating(once)
     assert as_one_optimizer(inside) is inside
     assert as_one_optimizer(torch.nn.Linear(1, 1)) is not inside

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal
 
 import whence
+from tests.tracing.steps.small import zero_first
 from whence._torch.patching import patched
 from whence.dependence.asking import attempt
 from whence.errors import StaleCapture
@@ -174,14 +175,7 @@ def test_a_step_whose_optimizer_calls_another_function(monkeypatch: pytest.Monke
     """PyTorch's optimizers call functions by their names, too."""
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=True)
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = zero_first(model, optimizer)
     program = whence.capture_step(step, (_X,), model=model, optimizer=optimizer)
     run = program.bind(model, optimizer)
     run(_X)

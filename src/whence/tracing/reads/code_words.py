@@ -11,7 +11,7 @@ from whence.dependence.snapshots import content_of_cell
 FOR_ALL = frozenset(("items", "values", "keys"))
 """Methods of a dictionary by which code asks for all entries."""
 
-_HOLDING = (dict, list, tuple, set, frozenset, deque)
+HOLDING = (dict, list, tuple, set, frozenset, deque)
 
 
 class CodeWords(NamedTuple):
@@ -58,7 +58,7 @@ def names_if_it_looks_up(function: FunctionType) -> frozenset[str]:
     """The names of a function that looks up attributes by text, or has a variable that holds entries."""
     names = names_in(function.__code__)
     held = variables_held(function, globals_in(function.__code__))
-    is_looking = not names.isdisjoint(BY_TEXT) or any(isinstance(each, _HOLDING) for each in held)
+    is_looking = not names.isdisjoint(BY_TEXT) or any(isinstance(each, HOLDING) for each in held)
     return names if is_looking else frozenset()
 
 

@@ -17,7 +17,7 @@ from whence.dependence.snapshots import (
     CONTAINERS,
     Container,
     Saved,
-    content_of_slots,
+    attributes_and_slots,
     contents_of,
     same_items,
     slots_of,
@@ -68,9 +68,9 @@ class ContainerSnapshot:
 
     def keep(self, holder: object, name: str, value: object) -> None:
         """Remember whether the holder itself has the attribute, and what a container holds now."""
-        if name in _held_by(holder) and name not in self._computed_by(type(holder)):
+        if name in attributes_and_slots(holder) and name not in self._computed_by(type(holder)):
             self._own.add((id(holder), name))
-        if (table := _table_of(name, _held_by(holder))) is not None:
+        if (table := _table_of(name, attributes_and_slots(holder))) is not None:
             self._tables[id(holder), name] = table
         if name == _WHOLE:
             self._attributes[id(holder)] = dict(own_attributes(holder))
@@ -107,7 +107,7 @@ class ContainerSnapshot:
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
         copies = dict[int, object]()  # one of each container, whoever holds it
         for read in (read for read in reads if id(read.holder) not in self._made):
-            held = _held_by(read.holder)
+            held = attributes_and_slots(read.holder)
             was_held = (id(read.holder), read.name) in self._own
             if read.name == _WHOLE:
                 before = self._attributes.get(id(read.holder), held)
@@ -180,7 +180,7 @@ def _hook_counts(module: nn.Module) -> Sequence[int]:
 @contextmanager
 def applied(left: Left) -> Iterator[None]:
     """Everything as the run left it, while the block runs."""
-    rows = ((change, _held_by(change.holder)) for change in left.changes)
+    rows = ((change, attributes_and_slots(change.holder)) for change in left.changes)
     before = [(change, held.get(change.name), change.name in held) for change, held in rows]
     outer = [row.now() for row in left.outer]
     try:
@@ -204,9 +204,3 @@ def _write_change(change: Change) -> None:
         vars(change.holder)[change.name] = change.after
     else:
         vars(change.holder).pop(change.name, None)
-
-
-def _held_by(holder: object) -> Mapping[str, Any]:
-    """The attributes that a thing holds itself, in a dictionary and in slots."""
-    slots = content_of_slots(holder)
-    return {**own_attributes(holder), **slots} if slots else own_attributes(holder)

@@ -8,7 +8,6 @@ name.
 import builtins
 import datetime
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from contextvars import ContextVar
 from dis import findlinestarts, get_instructions
@@ -71,7 +70,7 @@ from whence.dependence.snapshots import (
 from whence.errors import SideEffect
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
-from whence.tracing.reads.code_words import CodeWords, names_if_it_looks_up, variables_held
+from whence.tracing.reads.code_words import HOLDING, CodeWords, names_if_it_looks_up, variables_held
 from whence.tracing.reads.held_values import as_found, of_class, of_context, spelled_in
 from whence.tracing.reads.named_values import beginning, is_plain
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
@@ -101,7 +100,7 @@ _OF_PYTHON = frozenset(
 )
 """Packages of Python's, and others that are no user's, whose objects keep state that a model advances."""
 _NO_STATE = (BaseException, Enum)
-_OWNING = (dict, list, tuple, set, frozenset, deque, Enum)
+_OWNING = (*HOLDING, Enum)
 """What the model holds and nobody sees being read, though it may have attributes."""
 _IN_WHOLE = frozenset({"vars", "__dict__"})
 """Names with which code gets all attributes of a thing at once, to look one up by text."""
@@ -422,7 +421,8 @@ class Reachable:
     def restore(self) -> None:
         """Give everything back as it was; a cache of calls forgets those of the run."""
         for row in reversed(self.saved):
-            if row.kind is not CACHED or not row.before[1] or [*results_kept(row.thing, FakeTensor)]:
+            is_filled = row.kind is CACHED and row.before[1]
+            if not is_filled or any(True for _ in results_kept(row.thing, FakeTensor)):
                 row.restore()
 
     def changed(self) -> list[Saved]:

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-from whence._torch.observe.attribute_reads import NOTHING, own_attributes
+from whence._torch.observe.attribute_reads import NOTHING
 from whence.dependence.lookup import static_attribute
-from whence.dependence.snapshots import content_of_slots
+from whence.dependence.snapshots import attributes_and_slots
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import Source
 from whence.tracing.reads.code_words import NO_WORDS
@@ -32,7 +32,7 @@ class WatchedValues(NamedValues):
         if (place := self._places.get(id(holder))) is None:
             return False
         found, before = place
-        own, held = {**own_attributes(holder), **content_of_slots(holder)}, static_attribute(holder, name)
+        own, held = attributes_and_slots(holder), static_attribute(holder, name)
         is_written = name in own and before.get(name, NOTHING) is not held
         if not is_written and not is_computed(held):
             self.walk(attribute_of(found, name, held), where()[1], NO_WORDS)
@@ -42,4 +42,4 @@ class WatchedValues(NamedValues):
         """Note what an object holds, which may be written before it is read."""
         held = found.value
         if id(held) not in self._places and self._observe(held):
-            self._places[id(held)] = found, {**own_attributes(held), **content_of_slots(held)}
+            self._places[id(held)] = found, dict(attributes_and_slots(held))
