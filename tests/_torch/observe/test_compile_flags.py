@@ -11,6 +11,7 @@ from whence._torch.observe.compile_flags import (
     compiled_functions_run_eagerly,
     compiling_on_this_thread,
     constant_to_tracers,
+    is_read_in_passing,
 )
 
 QUESTIONS: list[Callable[[], bool]] = [torch.compiler.is_compiling, torch.compiler.is_exporting]
@@ -128,6 +129,23 @@ def test_compiled_functions_run_their_python() -> None:
     assert calls == ["python"] * 2
     assert elsewhere == ["default"]
     assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+@pytest.mark.canary("torch._C._dynamo.eval_frame.get_eval_frame_callback")
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
+def test_functions_that_a_compiler_reads_in_passing() -> None:
+    """Below a graph break whatever runs next is read; outside compiled code, and what is kept from it, is not."""
+    seen: list[bool] = []
+
+    def looks(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        seen.append(torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None)
+        seen.append(torch.compiler.disable(is_read_in_passing)())
+        return x + 1
+
+    torch.compile(looks, backend="eager")(torch.ones(2))
+    assert seen == [True, False]
+    assert not is_read_in_passing()
 
 
 @pytest.mark.canary("torch._dynamo.variables.functions.UserFunctionVariable._dynamo_marked_constant")

@@ -328,3 +328,26 @@ def test_more_trees_than_a_compiler_compiles_of_one_function() -> None:
             model, x = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width)), torch.ones(3, width)
             tree = whence.capture(model, (x,), preserve_calls="*").unflatten(copy=True)
             assert torch.equal(torch.compile(tree, backend="eager", fullgraph=True)(x), model(x))
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+@pytest.mark.parametrize("is_swapped", [False, True], ids=["whole", "with a new module"])
+def test_compiler_that_has_given_up(limit: int, is_swapped: bool) -> None:
+    """Whatever of a tree a compiler still reads: gradients and buffers are eager's, and nothing is warned of."""
+    with torch._dynamo.config.patch(accumulated_recompile_limit=limit):
+        for _ in range(3):
+            model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
+            tree = whence.capture(model, (X,), preserve_calls="0").unflatten(copy=True)
+            run = torch.compile(tree, backend="eager")
+            assert torch.equal(run(X), model(X))
+            if is_swapped:
+                tree.set_submodule("0", deepcopy(model[0]))
+            for one in (run, model):
+                one(X).sin().sum().backward()
+            assert trained(tree) == trained(model)
+
+
+def trained(model: nn.Module) -> list[Any]:
+    """The gradients and buffers of a model, as plain values."""
+    gradients = [None if weight.grad is None else weight.grad.tolist() for weight in model.parameters()]
+    return [*gradients, *(buffer.tolist() for buffer in model.buffers())]

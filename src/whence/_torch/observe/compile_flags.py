@@ -14,6 +14,7 @@ from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 import torch
+from torch._C._dynamo import eval_frame
 from torch._higher_order_ops import utils
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -35,6 +36,11 @@ def constant_to_tracers(function: Callable[..., T]) -> Callable[..., T]:
 
     constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return constant
+
+
+def is_read_in_passing() -> bool:
+    """Whether `torch.compile` reads whatever function runs next: it does below one that it has given up on."""
+    return eval_frame.get_eval_frame_callback() is not None
 
 
 class _AnsweredOnThread:

@@ -34,6 +34,7 @@ NAMES = {
         _get_current_graph_task_keep_graph _get_sequence_nr _top_saved_tensors_default_hooks
         _unsafe_set_version_counter
     """,
+    "torch._C._dynamo.eval_frame": "get_eval_frame_callback",
     "torch._C._functorch": "is_functorch_wrapped_tensor peek_interpreter_stack",
     "torch._decomp.decompositions": "lstm_impl upsample_compute_output_size",
     "torch._dispatch.python": "enable_python_dispatcher no_python_dispatcher",

@@ -122,7 +122,7 @@ class Alone:
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Make the call, with arguments that fit."""
         trains = self.is_joint and torch.is_grad_enabled() and not torch.compiler.is_exporting()
-        if trains or self.is_refused:
+        if trains or self.is_refused or not torch.compiler.is_dynamo_compiling():
             return self.unread(module, args, kwargs)
         if self._is_place_taken(module):
             return self.around(module, args, kwargs)

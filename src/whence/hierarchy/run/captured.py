@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
-from whence._torch.observe.compile_flags import constant_to_tracers
+from whence._torch.observe.compile_flags import constant_to_tracers, is_read_in_passing
 from whence.errors import CallError
 from whence.hierarchy.plan.plan import Plan
 from whence.program.state import refuse_pickling
@@ -23,6 +23,7 @@ KEY = "_whence_captured"
 """The attribute under which a module holds its captured calls."""
 CAPTURED_MODE = "whence_captured_training"
 """Where a module says in which mode it was captured."""
+_GIVEN_UP = "torch.compile has given up on what calls the tree, and would read its parts one by one"
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +135,8 @@ def run_captured(module: nn.Module, args: Any, kwargs: Any) -> Any:
     held = module.__dict__[KEY]
     if torch.compiler.is_dynamo_compiling() or _is_read(args, kwargs):
         return _call_in_plain_code(module, held, args, kwargs)
+    if is_read_in_passing():
+        return _run_unread(module, args, kwargs)
     if len(args) == 1 and isinstance(args[0], FlatCall):
         return args[0].call.run_forward(module, *args[0].values)
     if held.variants and (variant := held.variant(args, kwargs)) is not None:
@@ -141,6 +144,14 @@ def run_captured(module: nn.Module, args: Any, kwargs: Any) -> Any:
     if held.watched is not None and torch.compiler.is_compiling():
         return held.watched.run(module, args, kwargs)
     return held.fitting(module._get_name(), args, kwargs).run(module, args, kwargs)
+
+
+def _run_unread(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """Run what was captured where `torch.compile` has given up on a caller, or on the code that it was to read.
+
+    What of a captured call it would read then is made to be run: it would warn of each operation, and stop there.
+    """
+    return torch.compiler.disable(run_captured, reason=_GIVEN_UP)(module, args, kwargs)
 
 
 def _is_read(args: Any, kwargs: Any) -> bool:
@@ -161,6 +172,8 @@ def _call_in_plain_code(module: nn.Module, held: Captured, args: Any, kwargs: An
         _ready(held, name, args[1], ())
         return getattr(held.readable, name)(module, *args[2:])
     if not torch.compiler.is_dynamo_compiling():
+        if is_read_in_passing():
+            return _run_unread(module, args, kwargs)
         _refuse_variants(held)
         return held.calls[0].run_on_proxies(module, args, kwargs)
     name = f"alone_{len(args)}_{'_'.join(kwargs)}"
