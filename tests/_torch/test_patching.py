@@ -1,7 +1,11 @@
 """Patches of one attribute by several threads, and patches that an interrupt has left on."""
 
+import random
+import sys
 import threading
 from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
 
 import pytest
 
@@ -84,3 +88,17 @@ def test_what_was_there_before_the_patches() -> None:
         assert without_patches(Heir.own) is ABSENT
         assert without_patches("second, but another") == "second, but another"
     assert without_patches("first") == "first"
+
+
+def test_a_module_loaded_meanwhile_gives_back_what_it_took(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """`from random import choice` in a module that a capture is the first to load."""
+    (tmp_path / "taking_names.py").write_text("from random import choice as chosen\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = random.choice
+    with patched(random, "choice", without_patches):  # any function of ours
+        loaded = import_module("taking_names")
+        assert loaded.chosen is not before
+    assert loaded.chosen is before
+    del sys.modules["taking_names"]

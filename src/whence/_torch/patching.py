@@ -4,11 +4,13 @@ Such a patch is there for every thread, so what is on is known for the whole pro
 put on each other may be taken off in any order, and one that an interrupt kept from being taken off is found.
 """
 
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import FunctionType
+from itertools import islice
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -21,12 +23,14 @@ ABSENT: Any = object()
 
 @dataclass(eq=False)
 class _Patch:
-    """`before` is what the attribute was without this patch; it changes when a patch below is taken off."""
+    """`before` is what the attribute was without this patch; it changes when a patch below is taken off.
+    `loaded` is how many modules there were."""
 
     owner: Any
     name: str
     value: Any
     before: Any = ABSENT
+    loaded: int = field(default_factory=lambda: len(sys.modules))
     thread: int = field(default_factory=threading.get_ident)
 
 
@@ -85,10 +89,24 @@ def _take_off(patch: _Patch) -> None:
             return
         if _now(patch) is patch.value:
             _set(patch.owner, patch.name, patch.before)
+        if len(sys.modules) > patch.loaded and _is_own(patch.value):
+            _give_back(patch)
         position = _on.index(patch)
         for above in [other for other in _on[position + 1 :] if _is_above(other, patch)]:
             above.before = patch.before
         del _on[position]
+
+
+def _is_own(value: Any) -> bool:
+    return type(value) is FunctionType and str(value.__module__).partition(".")[0] == __name__.partition(".")[0]
+
+
+def _give_back(patch: _Patch) -> None:
+    """Modules that were loaded meanwhile may have taken what was there: `from random import choice`."""
+    for module in list(islice(sys.modules.values(), patch.loaded, None)):
+        if type(module) is ModuleType:
+            for name in [name for name, held in [*vars(module).items()] if held is patch.value]:
+                setattr(module, name, patch.before)
 
 
 def _now(patch: _Patch) -> Any:

@@ -33,3 +33,19 @@ def attempt(work: Callable[[], Result]) -> Result | Failed:
         return work()
     except Exception as error:  # noqa: BLE001
         return Failed(error)
+
+
+def tried(work: Callable[[], Result]) -> Result | Failed:
+    """As `attempt`, where nobody will see what is raised."""
+    found = attempt(work)
+    if isinstance(found, Failed):
+        dismiss(found.error)
+    return found
+
+
+def dismiss(error: BaseException | None) -> None:
+    """Nobody will see an error: its frames go, which would hold all that was there until Python's collector
+    looks for circles."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from whence.dependence.asking import Failed, attempt
+from whence.dependence.asking import Failed, attempt, dismiss
 from whence.errors import ToldCompiled, UnsupportedInput, WhenceError
 from whence.provenance import Source
 from whence.tracing.source_lines import SourceFinder
@@ -66,7 +66,11 @@ def with_eager_answers(told: Sequence[Source], capture: Callable[[Answers], Resu
     while isinstance(found, Failed) and answers.untold and not isinstance(found.error, UnsupportedInput):
         answers, found = _told_more(answers, found, capture)
     if isinstance(found, Failed):
-        raise _with_first_error(found.error, first)
+        try:
+            raise _with_first_error(found.error, first)
+        finally:
+            del found, first  # or the error would hold this frame, which holds it
+    dismiss(first)
     return found
 
 
@@ -88,6 +92,7 @@ def _told_more(
         found = attempt(lambda other=other: capture(other))  # type: ignore[misc]
         if not isinstance(found, Failed) or not _are_alike(found.error, failed.error):
             return other, found
+        dismiss(found.error)
     other = Answers(answers.told.union(answers.untold))
     return other, attempt(lambda: capture(other))
 

@@ -46,4 +46,5 @@ def attempted(
     if late:
         raise AnotherAttempt(partial(imported_again, late), "a module is loaded")
     take_out_kept(session)
+    session.end()
     return program, observed

@@ -77,7 +77,7 @@ def _captured(
         if example.wholes or any(is_composed(row.tensor) for row in subject.state):
             reuse = reuse.but_for(None, COMPOSED)
         recorded = record(subject, example, backward, interrupts, reuse)
-        with keeping_what_was_recorded(recorded.session):
+        with recorded.session.ended_by_errors(), keeping_what_was_recorded(recorded.session):
             gradients = attribute(recorded)
             program = finished(example, recorded, gradients)
         check(program)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from whence.dependence.asking import Failed, attempt
+from whence.dependence.asking import Failed, attempt, dismiss
 from whence.errors import DataDependent, SideEffect, WhenceError
 from whence.tracing.target.example import Given
 
@@ -31,11 +31,15 @@ def with_decisions(given: Given, capture: Callable[[Given], Result]) -> Result:
     for way in (*ways, given):
         found = attempt(lambda way=way: capture(way))  # type: ignore[misc]
         if not isinstance(found, Failed):
+            dismiss(error)
             return found
         last = found.error
-    if given.dynamic_shapes is None and not isinstance(last, DataDependent):
-        raise last  # every value was known
-    raise further(error, last) from error.__cause__
+    try:
+        if given.dynamic_shapes is None and not isinstance(last, DataDependent):
+            raise last  # every value was known
+        raise further(error, last) from error.__cause__
+    finally:
+        del error, last, found  # or what is raised would hold this frame, which holds it
 
 
 def with_open_numbers(given: Given, capture: Callable[[Given], Result]) -> Result:
@@ -51,8 +55,12 @@ def with_open_numbers(given: Given, capture: Callable[[Given], Result]) -> Resul
     except DataDependent as needed:
         found = attempt(lambda: capture(replace(given, dynamic_shapes={})))
         if not isinstance(found, Failed):
+            dismiss(needed)
             return found
-        raise further(needed, found.error) from needed.__cause__
+        try:
+            raise further(needed, found.error) from needed.__cause__
+        finally:
+            del found  # or what is raised would hold this frame, which holds it
 
 
 def further(needed: WhenceError, then: Exception) -> Exception:

@@ -13,7 +13,7 @@ import torch
 from whence._torch.autograd.mode_questions import GRAD
 from whence._torch.pytrees import tree_flatten, tree_unflatten
 from whence._torch.sizes.symbols import admit
-from whence.dependence.asking import Failed, attempt
+from whence.dependence.asking import Failed, tried
 from whence.dependence.observed import Observed
 from whence.errors import Fault, WhenceError
 from whence.program import FlatProgram
@@ -94,7 +94,7 @@ def _missing(program: FlatProgram, known: _Excluded) -> Iterator[_Excluded]:
 
 def _captured(at: _Excluded, again: Callable[[tuple[Numbers, ...]], P]) -> P | None:
     with warnings.catch_warnings(action="ignore"):  # they were given already
-        other = attempt(lambda: again(at.numbers))
+        other = tried(lambda: again(at.numbers))
     if not isinstance(other, Failed):
         return other.under(numbers=at.sizes)
     if isinstance(other.error, WhenceError):  # not the model's own, which has no way for such a size
@@ -140,7 +140,7 @@ def without_needless_rules(captured: Captured, again: Again) -> Captured:
 
     def is_same_at(at: Mapping[str, int]) -> bool:
         with warnings.catch_warnings(action="ignore"):  # they were given already
-            other = attempt(lambda: again((sizes, at)))
+            other = tried(lambda: again((sizes, at)))
         return _does_the_same(captured, other, at)
 
     def is_same(name: str, size: int) -> bool:
@@ -219,9 +219,9 @@ def without_needless_modes(captured: Captured, again: Callable[[], Captured]) ->
 def _attempted(again: Callable[[], Captured], *, records: bool) -> Captured | Failed:
     """What a capture gives where gradients are recorded, or are not."""
     if records == torch.is_grad_enabled():
-        return attempt(again)
+        return tried(again)
     with torch.inference_mode(False), torch.set_grad_enabled(records):
-        return attempt(again)
+        return tried(again)
 
 
 def without_needless_facts(captured: Captured, again: Callable[[Sequence[str]], Captured]) -> Captured:

@@ -134,7 +134,7 @@ def test_compiled_functions_run_their_python() -> None:
 @pytest.mark.canary("torch._C._dynamo.eval_frame.get_eval_frame_callback")
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
 def test_functions_that_a_compiler_reads_in_passing() -> None:
-    """Below a graph break whatever runs next is read; outside compiled code, and what is kept from it, is not."""
+    """Below a graph break whatever runs next is read; outside of compiled code nothing is."""
     seen: list[bool] = []
 
     def looks(x: torch.Tensor) -> torch.Tensor:

@@ -330,10 +330,9 @@ def test_more_trees_than_a_compiler_compiles_of_one_function() -> None:
             assert torch.equal(torch.compile(tree, backend="eager", fullgraph=True)(x), model(x))
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3])
-@pytest.mark.parametrize("is_swapped", [False, True], ids=["whole", "with a new module"])
+@pytest.mark.parametrize(("limit", "is_swapped"), [(1, False), (2, True), (3, True)])
 def test_compiler_that_has_given_up(limit: int, is_swapped: bool) -> None:
-    """Whatever of a tree a compiler still reads: gradients and buffers are eager's, and nothing is warned of."""
+    """Whatever of a tree it still reads: gradients and buffers are eager's, and nothing is warned of."""
     with torch._dynamo.config.patch(accumulated_recompile_limit=limit):
         for _ in range(3):
             model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))

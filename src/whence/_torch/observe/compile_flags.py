@@ -39,7 +39,7 @@ def constant_to_tracers(function: Callable[..., T]) -> Callable[..., T]:
 
 
 def is_read_in_passing() -> bool:
-    """Whether `torch.compile` reads whatever function runs next: it does below one that it has given up on."""
+    """Whether `torch.compile` reads any function that runs next: it does below one that it has given up."""
     return eval_frame.get_eval_frame_callback() is not None
 
 
@@ -56,6 +56,10 @@ class _AnsweredOnThread:
         self._before = before
         self._ignored: set[CodeType] = set()
         self.is_over = False
+
+    def end(self) -> None:
+        """Answer nobody, and hold nothing of what answered: a class that was asked may still lead here."""
+        self.is_over, self._answer, self._unless = True, bool, bool
 
     def __bool__(self) -> bool:
         return self.answer(sys._getframe(1).f_code)
@@ -122,7 +126,7 @@ def compiling_on_this_thread(
             yield
     finally:
         for flag in (*flags, fakes):
-            flag.is_over = True
+            flag.end()
 
 
 class _Subclasses(ModuleType):

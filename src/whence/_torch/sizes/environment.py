@@ -122,6 +122,10 @@ class SizeEnvironment(ShapeEnv):
         """From now on some questions go to others."""
         self.listener = replace(self.listener, **changed)
 
+    def end(self) -> None:
+        """Ask nobody any more: PyTorch keeps the last environments, and whoever they know."""
+        self.listener = SizeListener()
+
     @contextmanager
     def listening(self, **changed: Any) -> Iterator[None]:
         """Inside the block some questions go to others."""

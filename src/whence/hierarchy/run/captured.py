@@ -147,9 +147,9 @@ def run_captured(module: nn.Module, args: Any, kwargs: Any) -> Any:
 
 
 def _run_unread(module: nn.Module, args: Any, kwargs: Any) -> Any:
-    """Run what was captured where `torch.compile` has given up on a caller, or on the code that it was to read.
+    """Run what was captured where `torch.compile` has given up on a caller, or on code that it was to read.
 
-    What of a captured call it would read then is made to be run: it would warn of each operation, and stop there.
+    What it would read then is made to be run: it would warn of each operation, and stop there.
     """
     return torch.compiler.disable(run_captured, reason=_GIVEN_UP)(module, args, kwargs)
 

@@ -159,7 +159,7 @@ def _plan_of(guards: Guards) -> GuardPlan:
     variables = [guard for guard in guards if guard.kind is GuardKind.VARIABLE]
     inputs = tuple(guard for guard in guards if guard.positions or guard.name in (STRUCTURE, APART, SAME))
     return GuardPlan(
-        guards=guards,
+        guards=replace(guards),  # those that have this plan would have it in a circle
         holders=rows,
         modules=modules,
         classes={kind: tuple(found) for kind, found in classes.items()},

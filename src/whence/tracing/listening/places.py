@@ -36,9 +36,12 @@ class Places:
             try:
                 yield
             except RuntimeError as error:
-                if (refused := refused_size(error, self.failed(error))) is None:
-                    raise
-                raise refused from error
+                try:
+                    if (refused := refused_size(error, self.failed(error))) is None:
+                        raise
+                    raise refused from error
+                finally:
+                    del refused  # or it would hold this frame, which holds it
 
     def here(self) -> Place:
         """The module that is running and the user's line."""

@@ -168,6 +168,13 @@ class ImpureCalls:
             if now() is announced:
                 put(before)
 
+    def end(self) -> None:
+        """Hear nobody any more; who has a function that was put under a name has what was there."""
+        self._is_deaf, self._tells_settings = True, None
+        self._read = self._line = self._is_user = _nobody  # type: ignore[assignment]
+        for held in (self._announced, self._names, self._clocks):
+            held.clear()
+
     def faults(self) -> list[Fault]:
         """What was called, one fault each."""
         return [other_each_time(name, line) for name, line in self._called.items()]

@@ -128,7 +128,8 @@ def record(
         with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
             return _recorded(session, example, backward)
 
-    return undoing.around(run)
+    with session.ended_by_errors():
+        return undoing.around(run)
 
 
 def rehearse(

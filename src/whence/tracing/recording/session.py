@@ -1,6 +1,7 @@
 """Everything that listens while a model runs, put together."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from torch import fx
@@ -45,6 +46,25 @@ class Session(Recording):
         self.branches.forget()
         self.recorder.forget()
         return replayed
+
+    def end(self) -> None:
+        """Let go of each other. Who hears a run knows who else does, in circles that Python's collector finds
+        late: until then the model would stay, when nobody else holds it any more."""
+        recorder = self.recorder
+        self.run.reads.reachable.sources.end()
+        if recorder.environment is not None:
+            recorder.environment.end()
+        for each in (self.run.reads, recorder.tracer, recorder.listener, recorder.sizes):
+            if each is not None:
+                vars(each).clear()
+
+    @contextmanager
+    def ended_by_errors(self) -> Iterator[None]:
+        """An error that leaves the block ends the session."""
+        with ExitStack() as ending:
+            ending.callback(self.end)
+            yield
+            ending.pop_all()
 
 
 def new_session(

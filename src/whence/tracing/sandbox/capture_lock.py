@@ -1,6 +1,7 @@
 """Captures take turns, and Python's collector waits for them."""
 
 import gc
+import sys
 import threading
 from collections.abc import Callable
 
@@ -38,26 +39,23 @@ _MANY = 100_000
 
 
 class _Old:
-    """How many objects Python's collector was told are old, since it looked through those.
+    """How much Python's collector was told is old, since it looked through that.
 
-    It reckons with those only that it finds old itself: programs that nobody holds any more would stay.
+    It reckons with what it finds old itself alone: programs that nobody holds any more would stay.
     """
 
     def __init__(self) -> None:
-        self._count, self._collections, self._enough = 0, 0, _MANY
+        self._collections, self._count, self._blocks = -1, 0, 0
 
     def look(self) -> None:
-        """Let it look through all where half of them came since it did so.
+        """Let it look through all where there is half as much again as when it did so.
 
-        To count them takes long where there are many, so it is done when so many may have come.
+        How many objects there are it says by counting them; how many blocks of memory, Python knows.
         """
         done = gc.get_stats()[-1]["collections"]
         if done != self._collections:
-            self._count, self._collections, self._enough = 0, done, _MANY
-        if self._count <= self._enough:
-            return
-        self._enough = _objects_there() // 2
-        if self._count > self._enough:
+            self._collections, self._count, self._blocks = done, 0, sys.getallocatedblocks()
+        if self._count > _MANY and sys.getallocatedblocks() > 1.5 * self._blocks:
             gc.collect()
 
     def grow(self) -> None:
@@ -67,21 +65,6 @@ class _Old:
         """
         self._count += gc.get_count()[0]
         gc.freeze()
-        gc.unfreeze()
-
-
-def _objects_there() -> int:
-    """How many objects there are.
-
-    `gc.get_objects` would hold each for a moment, and a tuple that another thread is building must not be
-    held: Python raises a SystemError there. Objects that somebody has frozen count for none.
-    """
-    if gc.get_freeze_count():
-        return 2 * _MANY
-    gc.freeze()
-    try:
-        return gc.get_freeze_count()
-    finally:
         gc.unfreeze()
 
 

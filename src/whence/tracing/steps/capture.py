@@ -99,7 +99,7 @@ def _captured(
         wish = replace(wish, reuse=wish.reuse.but_for(None, HOOKED))
     recorded = record_step(subject, example, found, interrupts, wish)
     session = recorded.session
-    with keeping_what_was_recorded(session):
+    with session.ended_by_errors(), keeping_what_was_recorded(session):
         gradients = attribute_step(recorded, session.step)
         program = finished(example, recorded, gradients).with_changes(step=recorded.step)
         around = {id(row.value) for row, _ in recorded.outside}

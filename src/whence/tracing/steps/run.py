@@ -127,7 +127,8 @@ def record_step(
             refuse_another_first_step(session, found, wish.operations, recorded.results)
             return replace(recorded, step=step, outside=rows)
 
-    return undoing.around(run)
+    with session.ended_by_errors():
+        return undoing.around(run)
 
 
 def _methods(optimizer: object) -> Iterator[Outside]:

@@ -433,8 +433,11 @@ class StepSession(Session):
     recorder: StepRecorder
     passes: StepPasses
     step: StepNotes = field(kw_only=True)
-
     fills_gradients = True
+
+    def end(self) -> None:
+        super().end()
+        vars(self.recorder.arithmetic).clear()
 
     def input_row(
         self,
