@@ -168,7 +168,8 @@ def _losses(kept: ModuleCopy, lines: Lines, line_of: Callable[[Tensor], str | No
     for content in kept.changed():
         known = {id(value) for value in values_of(content.before)}
         for key, value in _items_with_keys(content.thing):
-            reassigned = content.path == "_buffers" and key in content.before
+            is_buffer = content.path == "_buffers" and key in content.before
+            reassigned = is_buffer and content.before[key] is not None
             if id(value) not in known and contains_fakes(value) and not reassigned:
                 registered = content.path in TABLES
                 yield _loss_of_attribute(
@@ -221,7 +222,8 @@ def _warn_about(losses: Sequence[Loss]) -> None:
         names = ", ".join(dict.fromkeys(map(str, found)))
         warnings.warn(
             f"{type(kept.module).__name__} kept tensors of the capture in {names}; they are removed. "
-            "A captured program does not repeat that: register them as buffers, or return them",
+            "A captured program does not repeat that: run the model once before the capture, so that they are "
+            "there, register them as buffers, or return them",
             stacklevel=2,
         )
 
