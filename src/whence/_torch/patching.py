@@ -98,7 +98,9 @@ def _take_off(patch: _Patch) -> None:
 
 
 def _is_own(value: Any) -> bool:
-    return type(value) is FunctionType and str(value.__module__).partition(".")[0] == __name__.partition(".")[0]
+    return (
+        type(value) is FunctionType and str(value.__module__).partition(".")[0] == __name__.partition(".")[0]
+    )
 
 
 def _give_back(patch: _Patch) -> None:

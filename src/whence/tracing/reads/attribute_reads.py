@@ -14,6 +14,7 @@ from pathlib import PurePath
 from types import (
     BuiltinFunctionType,
     CodeType,
+    FrameType,
     FunctionType,
     MappingProxyType,
     MethodType,
@@ -105,7 +106,7 @@ def tensor_attributes(state: Iterable[StateTensor]) -> list[Saved]:
 class RestListener(ReadListener, Protocol):
     """What is told of the rest that a step reads."""
 
-    def began(self, running: RunningFunction) -> bool:
+    def began(self, running: RunningFunction, frame: FrameType) -> bool:
         """A function of the user's runs to which no method of the model leads; says if once is enough."""
 
 

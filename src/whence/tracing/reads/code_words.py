@@ -2,15 +2,23 @@
 
 from collections import deque
 from collections.abc import Iterable
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, NamedTuple
 
 from whence.dependence.code import BY_TEXT, codes_in, globals_in, looked_up_in, names_in
+from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import content_of_cell
 
 FOR_ALL = frozenset(("items", "values", "keys"))
 """Methods of a dictionary by which code asks for all entries."""
 
+ENTERED = frozenset(
+    (
+        *("__call__", "__enter__", "__exit__", "__iter__", "__next__", "__getitem__", "__setitem__"),
+        *("__getattr__", "__get__", "forward", "backward", "setup_context"),
+    )
+)
+"""Methods of a class that code calls without naming them."""
 HOLDING = (dict, list, tuple, set, frozenset, deque)
 
 
@@ -57,12 +65,21 @@ NO_WORDS = CodeWords(frozenset(), frozenset())
 def names_if_it_looks_up(function: FunctionType) -> frozenset[str]:
     """The names of a function that looks up attributes by text, or has a variable that holds entries."""
     names = names_in(function.__code__)
-    held = variables_held(function, globals_in(function.__code__))
+    held = _variables_held(function, globals_in(function.__code__))
     is_looking = not names.isdisjoint(BY_TEXT) or any(isinstance(each, HOLDING) for each in held)
     return names if is_looking else frozenset()
 
 
-def variables_held(function: FunctionType, names: Iterable[str]) -> list[Any]:
+def _variables_held(function: FunctionType, names: Iterable[str]) -> list[Any]:
     """What globals of these names hold, and the variables that the function closes over."""
     cells = map(content_of_cell, function.__closure__ or ())
     return [*(function.__globals__.get(name) for name in names), *cells]
+
+
+def words_held(function: FunctionType, names: Iterable[str], method: object) -> frozenset[Any]:
+    """The texts and numbers that are under these names in the variables of a function, and in the object
+    whose method it is."""
+    held = _variables_held(function, names)
+    if type(method) is MethodType:
+        held += [static_attribute(method.__self__, name) for name in names]
+    return frozenset(each for each in held if type(each) in (str, int))

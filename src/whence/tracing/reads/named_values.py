@@ -6,7 +6,7 @@ constants, and of an object what those of its methods spell that the code may ca
 
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import ChainMap, Counter, UserDict, defaultdict
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -16,6 +16,7 @@ from operator import attrgetter, itemgetter, methodcaller
 from types import (
     BuiltinFunctionType,
     CodeType,
+    FrameType,
     FunctionType,
     GetSetDescriptorType,
     MappingProxyType,
@@ -23,6 +24,7 @@ from types import (
     MethodType,
     MethodWrapperType,
     ModuleType,
+    SimpleNamespace,
 )
 from typing import Any
 from weakref import ref
@@ -71,6 +73,8 @@ _NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseExceptio
 _ACCUMULATING = (defaultdict, Counter)
 _LEADING = (type, ref, FunctionType, MappingProxyType, ModuleType)
 """What an attribute may hold that decides by what it leads to."""
+_HANDED_ON = (SimpleNamespace, ModuleType, type, ChainMap, UserDict)
+"""What nobody sees being read of, so that a function which is given one counts for what it spells."""
 _DESCRIBING = (*(MethodWrapperType, GetSetDescriptorType, MemberDescriptorType),)
 _LOOKED_INTO = (
     *(nn.Module, BaseException, ContextVar, CodeType, BuiltinFunctionType, type, ref, ModuleType),
@@ -108,6 +112,7 @@ class NamedValues:
         self._imports: list[tuple[FunctionType, CodeWords]] = []
         self._seen: dict[object, object] = {}
         self._own: dict[tuple[type, CodeWords], CodeWords] = {}
+        self._met: dict[int, tuple[Outside, Source | None]] = {}
 
     def add(self, found: Outside, source: Source | None) -> None:
         """Note a value, whatever it is."""
@@ -125,6 +130,14 @@ class NamedValues:
                 self.walk(Outside(where, function, (step,), value), source, spelling)
         self._imports.append((function, spelling))
 
+    def given(self, frame: FrameType, kinds: tuple[type, ...] = _HANDED_ON) -> list[Any]:
+        """A function begins, and reads what it spells of these of its arguments."""
+        found = [value for value in _arguments(frame) if issubclass(type(value), kinds)]
+        for value in found:
+            if id(value) in self._met:
+                self.walk(*self._met[id(value)], CodeWords.of(frame.f_code))
+        return found
+
     def environment(self, code: CodeType) -> None:
         """Note what code asks the environment for."""
         for name in environment_names(code):
@@ -136,6 +149,8 @@ class NamedValues:
         value = found.value
         if self._is_left(found):
             return
+        if issubclass(type(value), _HANDED_ON):
+            self._met.setdefault(id(value), (found, source))
         if issubclass(type(value), nn.Module) and not self._is_inside(value):
             self._module(found, source, spelling)
         is_whole = is_plain(value) or _is_asked_for_any(value, spelling)
@@ -158,6 +173,7 @@ class NamedValues:
         """Note a module that the model does not hold, and those inside it, however deep they lie."""
         if not self._is_new(("module", *self._key_to_enter(found)), found.value):
             return
+        self._watch(found)
         for part in facts_of(found):
             if self._is_new((id(part.root), part.path), part.root):
                 self.add(part, source)
@@ -289,6 +305,13 @@ def variables_of(function: FunctionType) -> Iterator[Outside]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         if name != "__class__" and (held := content_of_cell(cell)) is not NOTHING:
             yield Outside(f"closure {name}", cell, (attrgetter("cell_contents"),), held)
+
+
+def _arguments(frame: FrameType) -> Iterator[Any]:
+    """What a function was called with that begins; where it takes any number, each of those."""
+    for value in frame.f_locals.values():
+        kind = type(value)
+        yield from value if kind is tuple else value.values() if kind is dict else (value,)
 
 
 def _is_ours(value: object) -> bool:

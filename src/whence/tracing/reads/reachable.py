@@ -70,7 +70,7 @@ from whence.dependence.snapshots import (
 from whence.errors import SideEffect
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
-from whence.tracing.reads.code_words import HOLDING, CodeWords, names_if_it_looks_up, variables_held
+from whence.tracing.reads.code_words import ENTERED, HOLDING, CodeWords, names_if_it_looks_up, words_held
 from whence.tracing.reads.held_values import as_found, of_class, of_context, spelled_in
 from whence.tracing.reads.named_values import beginning, is_plain
 from whence.tracing.reads.nondeterminism import ImpureCalls, other_each_time
@@ -85,13 +85,6 @@ from whence.tracing.reads.own_functions import CalledByName
 from whence.tracing.reads.refused_code import iterated, refuse_compared, refuse_matched
 
 _ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)
-_ENTERED = frozenset(
-    (
-        *("__call__", "__enter__", "__exit__", "__iter__", "__next__", "__getitem__", "__setitem__"),
-        *("__getattr__", "__get__", "forward", "backward", "setup_context"),
-    )
-)
-"""Methods of a class that code calls without naming them."""
 _OF_PYTHON = frozenset(
     (
         *("builtins", "collections", "random", "_random", "_thread", "weakref", "_weakrefset", "types"),
@@ -117,7 +110,7 @@ class Reachable:
     """Keeps the state of everything that code can reach; `is_inside` says what is looked at elsewhere."""
 
     has_symbols = False  # which stand for numbers
-    step_follows: Callable[[RunningFunction], bool] | None = None
+    step_follows: Callable[[RunningFunction, FrameType], bool] | None = None
     """Who looks, in a step, at what functions read that no method of the model leads to; see `began`."""
 
     def __init__(
@@ -166,17 +159,19 @@ class Reachable:
         if is_on_the_side(frame):
             return False
         running = function, owner, name, attribute = self._running.running_in(frame)
-        first, code = first_of(frame), function.__code__
+        first, code, given = first_of(frame), function.__code__, self._named.given(frame)
+        for module in (value for value in given if isinstance(value, ModuleType)):
+            self._module(module, (code, module.__name__), frozenset(names_in(code)), _DEEP)
         is_own = not is_installed(code.co_filename)
         if is_own and (follow := self.step_follows) is not None and not self._running.is_reached(frame):
-            return follow(running)
+            return follow(running, frame)
         held = self._held_words(function, None if owner is None else MethodType(function, first))
         if is_own:
             self._function(function, code.co_name, _DEEP, held)
         self._runs(function, code.co_name, held)
         if owner is not None and self._is_new(("began", owner, code), code):
             self._method_runs(owner, name, attribute, code, self._is_inside(first))
-        return owner is None and not code.co_freevars and not self._looking_up[id(code)]
+        return not given and owner is None and not code.co_freevars and not self._looking_up[id(code)]
 
     def _method_runs(self, owner: type, name: str, held: object, code: CodeType, is_watched: bool) -> None:
         """Compare a method that runs, and what it reads of its class, where nobody sees these being read."""
@@ -220,12 +215,7 @@ class Reachable:
         code = function.__code__
         if (names := self._looking_up.get(id(code))) is None:
             names = self._looking_up[id(code)] = names_if_it_looks_up(function)
-        if not names:
-            return frozenset()
-        held = variables_held(function, names)
-        if type(method) is MethodType:
-            held += [static_attribute(method.__self__, name) for name in names]
-        return frozenset(each for each in held if type(each) in (str, int))
+        return words_held(function, names, method) if names else frozenset()
 
     def _function(
         self, function: FunctionType, path: str, depth: int, held: frozenset[Any] | None = None
@@ -393,7 +383,7 @@ class Reachable:
                 self._save(kind.__name__, kind, None)
             for base in (*kind.__mro__[1:], type(kind)):
                 self._class(base, code, names, depth - 1)
-        called = _ENTERED.union(names)
+        called = ENTERED.union(names)
         for name, held in list(vars(kind).items()):
             if (function := function_in(held)) is not None:
                 if name in called:

@@ -222,8 +222,8 @@ def _warn_about(losses: Sequence[Loss]) -> None:
         names = ", ".join(dict.fromkeys(map(str, found)))
         warnings.warn(
             f"{type(kept.module).__name__} kept tensors of the capture in {names}; they are removed. "
-            "A captured program does not repeat that: run the model once before the capture, so that they are "
-            "there, register them as buffers, or return them",
+            "A captured program does not repeat that: run the model once before the capture, so that it has "
+            "them, register them as buffers, or return them",
             stacklevel=2,
         )
 

@@ -21,7 +21,7 @@ from whence._torch.elsewhere.recorder import SCALER, WITHOUT_SCALER
 from whence._torch.files import is_installed, is_library
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
 from whence._torch.observe.training_steps import is_optimizer, schedules_in
-from whence.dependence.code import function_in, globals_within
+from whence.dependence.code import codes_in, function_in, globals_within, names_in
 from whence.dependence.describe import hook_rows
 from whence.dependence.snapshots import (
     ARRAY,
@@ -46,6 +46,7 @@ from whence.dependence.snapshots import (
 )
 from whence.errors import Place, UnsupportedStep, UsageError
 from whence.provenance import ModulePath
+from whence.tracing.reads.held_values import spelled_in
 from whence.tracing.reads.outside.modules import OF_MODULES
 from whence.tracing.reads.type_queries import is_answer
 
@@ -61,13 +62,16 @@ class Enclosed:
     """Everything that a step closes over, as it was; `theirs` is what objects of PyTorch's hold.
 
     `reached` are things that the step came to on its way, which are looked at from then on. `caches` of calls
-    may be filled: they are emptied, and asked again in every run.
+    may be filled: they are emptied, and asked again in every run. `files` are variables of other files, which
+    no step changes.
     """
 
     def __init__(self, rows: Iterable[Saved], theirs: Iterable[Saved] = ()) -> None:
         self.rows, self.caches = list[Saved](), list[Saved]()
         self._add(rows)
         self.theirs = [*theirs]
+        self.files: dict[tuple[int, str], Saved] = {}
+        self._spelled = set[str]()
         self.reached: list[tuple[str, Any]] = []
         self._known = {each for row in (*self.rows, *self.theirs) for each in _identities(row)}
 
@@ -79,9 +83,21 @@ class Enclosed:
         found = _state_of_function(path, thing) if isinstance(thing, FunctionType) else _state_of(path, thing)
         new = self.look_at(found)
         self._known.add(id(thing))
+        self.spell([thing] if isinstance(thing, FunctionType) else [])
         for row in new if isinstance(thing, FunctionType) else ():
             if row.kind is not ATTRIBUTES and (has_state(row.before) or is_looked_at_whole(row.before)):
                 self.reach(row.path, row.before)
+
+    def spell(self, functions: Iterable[FunctionType]) -> None:
+        """What these functions spell they may change, in files that they or others name."""
+        codes = (code for function in functions for code in codes_in(function.__code__))
+        self._spelled.update(name for code in codes for name in names_in(code))
+
+    def see_file(self, file: ModuleType, names: Iterable[str]) -> None:
+        """The step comes to variables of a file."""
+        for name in names:
+            row = save(name, NamespaceEntry(vars(file), name))[0]
+            self.files.setdefault((id(file), name), row)
 
     def _add(self, rows: Iterable[Saved]) -> None:
         for row in rows:
@@ -116,6 +132,9 @@ class Enclosed:
                 held = getattr(value, "__self__", None) if isinstance(value, MethodType) else value
                 if has_state(held) or is_looked_at_whole(held) or is_theirs(held):
                     self.reach(row.path, held)
+        for file in [row.before for row in self.rows if isinstance(row.before, ModuleType)]:
+            if not is_library(file.__name__):
+                self.see_file(file, spelled_in(vars(file), frozenset(self._spelled)))
 
     def restore(self) -> None:
         """Give all of it back."""
@@ -123,7 +142,7 @@ class Enclosed:
 
     def way_back(self) -> Callable[[], None]:
         """A way back to what was there of all that is known by now."""
-        return way_back((*self.rows, *self.theirs, *self.caches))
+        return way_back((*self.rows, *self.theirs, *self.caches, *self.files.values()))
 
     def has_changed(self, thing: object, name: str) -> bool:
         """Whether a thing that was looked at holds something else under a name now."""
@@ -195,7 +214,10 @@ def enclosed_by(step: Callable[..., Any]) -> Enclosed:
         things.setdefault(id(type(owner)), (name, type(owner))) if is_observable(type(owner)) else None
     objects = [(row, value) for name, value in things.values() for row in _state_of(name, value)]
     ours = [row for row, value in objects if not isinstance(value, _THEIRS)]
-    return Enclosed((*variables, *ours), [row for row, value in objects if isinstance(value, _THEIRS)])
+    theirs = [row for row, value in objects if isinstance(value, _THEIRS)]
+    enclosed = Enclosed((*variables, *ours), theirs)
+    enclosed.spell(functions_of(step))
+    return enclosed
 
 
 def _state_of(path: str, thing: Any) -> list[Saved]:

@@ -14,6 +14,7 @@ from numbers import Number
 from operator import attrgetter, itemgetter
 from types import (
     BuiltinFunctionType,
+    FrameType,
     FunctionType,
     MappingProxyType,
     MemberDescriptorType,
@@ -57,6 +58,7 @@ from whence.tracing.reads.held_values import (
     methods_called,
     of_class,
     of_module,
+    spelled_in,
     value_at,
     values_held,
 )
@@ -146,9 +148,10 @@ class OutsideReads(NamedValues):
                 for function in functions_of(class_attribute(type(member), name)):
                     self._follow(function)
 
-    def began(self, running: RunningFunction) -> bool:
+    def began(self, running: RunningFunction, frame: FrameType) -> bool:
         """A function runs: its variables count, however code came to it, and the class that has it."""
         function, owner, name, held = running
+        self.given(frame, (ModuleType, type))  # reads of others are seen
         self._follow(function)
         if owner is not None and self._is_followed(function) and not self._is_inside(owner):
             self.walk(of_class(owner, name, held), beginning(function.__code__), NO_WORDS)
@@ -278,6 +281,8 @@ class OutsideReads(NamedValues):
         elif issubclass(kind, ModuleType) and is_library(value.__name__):
             names = sorted(spelling.names & vars(value).keys())
             yield from (of_module(found, name) for name in names if type(vars(value)[name]) in PLAIN)
+        elif issubclass(kind, ModuleType):
+            self._enclosed.see_file(value, spelled_in(vars(value), spelling.names))
 
     def _unseen(self, found: Outside, spelling: CodeWords) -> Iterator[Outside]:
         """What decides of an object whose reads are seen, and is not read: methods that Python calls, what
