@@ -39,9 +39,9 @@ class Places:
                 try:
                     if (refused := refused_size(error, self.failed(error))) is None:
                         raise
-                    raise refused from error
+                    raise refused from error.with_traceback(error.__traceback__.tb_next)  # type: ignore[union-attr]
                 finally:
-                    del refused  # or it would hold this frame, which holds it
+                    del refused  # or it would hold this frame, which holds it, as the error beneath would
 
     def here(self) -> Place:
         """The module that is running and the user's line."""

@@ -243,8 +243,9 @@ def _caches_with(container: Any, ours: set[int], depth: int = 3) -> Iterator[Any
 
 def _holders(held: Sequence[Any], ours: set[int]) -> list[Any]:
     """Who holds one of these, but for code that runs."""
-    found = gc.get_referrers(*held)
-    ours = ours | {id(held)}
+    asked = tuple(held)  # Python 3.13 finds the tuple of what it is called with, too
+    found = gc.get_referrers(*asked)
+    ours = ours | {id(held), id(asked)}
     return [each for each in found if id(each) not in ours and not isinstance(each, FrameType)]
 
 
