@@ -350,3 +350,24 @@ def trained(model: nn.Module) -> list[Any]:
     """The gradients and buffers of a model, as plain values."""
     gradients = [None if weight.grad is None else weight.grad.tolist() for weight in model.parameters()]
     return [*gradients, *(buffer.tolist() for buffer in model.buffers())]
+
+
+@pytest.mark.parametrize("stance", ["eager_on_recompile", "force_eager"])
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "joint"])
+@pytest.mark.parametrize("limit", [1, 64])
+def test_stance_in_which_nothing_is_compiled(stance: str, backward: bool, limit: int) -> None:
+    """A tree runs as it is, what was compiled before of it and what was not."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4))
+    program = whence.capture(model, (X,), backward=backward, preserve_calls="0")
+    tree = program.unflatten(copy=True)
+    run = torch.compile(tree, backend="eager")
+    with torch._dynamo.config.patch(accumulated_recompile_limit=limit):
+        for one in (run, model):
+            one(X).sin().sum().backward()
+        with torch.compiler.set_stance(stance):
+            for grads in (True, False):
+                tree[1].bias.requires_grad_(grads or backward)
+                model[1].bias.requires_grad_(grads or backward)
+                for one in (run, model):
+                    one(X).sin().sum().backward()
+                assert trained(tree) == trained(model)

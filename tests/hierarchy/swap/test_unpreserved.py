@@ -227,6 +227,23 @@ def test_module_that_nobody_called(backward: bool, trained: bool) -> None:
     assert differing(step(model, X), step(tree, X)) == []
 
 
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize("compiles", [True, False])
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # of Dynamo's own
+def test_state_that_a_newcomer_writes(compiles: bool, wrapped: bool) -> None:
+    """It has written it, whether its calls were preserved or not, and its backward reads it."""
+    model = Around(nn.BatchNorm1d(WIDTH), plainly)
+    tree = whence.capture(model, (X,)).unflatten(copy=True)
+    for one in (model, tree):
+        torch.manual_seed(1)
+        held = one.get_submodule("inner")
+        one.set_submodule("inner", nn.Sequential(held, nn.Tanh()) if wrapped else nn.BatchNorm1d(WIDTH))
+    if compiles:
+        tree.compile(backend="eager")
+    for _ in range(2):
+        assert differing(step(model, X), step(tree, X)) == []
+
+
 class Borrows(nn.Module):
     """Uses a weight of another module."""
 

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from types import CodeType, FunctionType
@@ -30,7 +30,15 @@ from whence.hierarchy.run.interface import GradientInterface, Interface, interfa
 from whence.hierarchy.run.wrapper_subclasses import differentiable_leaves
 from whence.hierarchy.swap.preserved import CallPlace
 from whence.hierarchy.swap.refusal import Refusal
-from whence.hierarchy.swap.state import Replacing, Touched, newcomers, places, refuse_half, touched_of
+from whence.hierarchy.swap.state import (
+    Replacing,
+    Touched,
+    newcomers,
+    places,
+    places_written,
+    refuse_half,
+    touched_of,
+)
 from whence.hierarchy.swap.unpreserved import refuse_lost
 from whence.hierarchy.value_shapes import described_at
 from whence.program.arguments.convention import refuse_overlap
@@ -232,8 +240,7 @@ class CallBody(_OfThisProcess):
             try:
                 replacing = self._replacing(module)
                 body = partial(self._body, replacing, interface.convention.bound(flat))
-                took = replacing.took_within(self.plan.site(self.number).path)
-                result = self.generated.run(body, module, flat, leaves, took)
+                result = self.generated.run(body, module, flat, leaves, self._took(module, replacing))
                 return interface.convention.handed_back(args, kwargs, result, interface.loss is not None)
             except OF_OPERATIONS as error:
                 if isinstance(error, AttributeError):
@@ -377,6 +384,18 @@ class CallBody(_OfThisProcess):
         trains = self.plan.program.has_backward and torch.is_grad_enabled()
         replacing.refuse(self.number, trains=trains)
         return replacing
+
+    @cached_property
+    def places_written(self) -> tuple[tuple[int, ModulePath], ...]:
+        """The calls of modules that hold state which the call writes, with their paths."""
+        targets = (target for _, target in self.alone.writes if not isinstance(target, int))
+        return tuple(places_written(self.plan, self.number, targets))
+
+    def _took(self, module: nn.Module, replacing: Replacing) -> Callable[[tuple[str, ...]], bool] | None:
+        """Which state belongs to a module in another's place: that has written it, preserved or not."""
+        around = self.plan.site(self.number).path
+        writing = newcomers(self.plan, self.places_written, module, around)
+        return replace(replacing, modules={**writing, **replacing.modules}).took_within(around)
 
     def _unreached_refused(
         self, interface: Interface, gradients: GradientInterface, outputs: dict[str, Any]

@@ -146,7 +146,7 @@ def alone(interface: Interface, call: "CallBody", spelling: tuple[int, tuple[str
     """A call as a person makes it, with so many positional arguments and such keywords."""
     program, convention = call.plan.program, interface.convention
     reason, around = _tracing_refusal(call), call.plan.site(call.number).path
-    found = places(call.plan, call.number)
+    found = dict.fromkeys((*places(call.plan, call.number), *call.places_written))
     return Alone(
         spelling=_call_spelling(convention, *spelling),
         spec=convention.spec,

@@ -135,8 +135,11 @@ def run_captured(module: nn.Module, args: Any, kwargs: Any) -> Any:
     held = module.__dict__[KEY]
     if torch.compiler.is_dynamo_compiling() or _is_read(args, kwargs):
         return _call_in_plain_code(module, held, args, kwargs)
-    if is_read_in_passing():
-        return _run_unread(module, args, kwargs)
+    return _run_unread(module, args, kwargs) if is_read_in_passing() else _run(module, args, kwargs)
+
+
+def _run(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    held = module.__dict__[KEY]
     if len(args) == 1 and isinstance(args[0], FlatCall):
         return args[0].call.run_forward(module, *args[0].values)
     if held.variants and (variant := held.variant(args, kwargs)) is not None:
@@ -149,9 +152,10 @@ def run_captured(module: nn.Module, args: Any, kwargs: Any) -> Any:
 def _run_unread(module: nn.Module, args: Any, kwargs: Any) -> Any:
     """Run what was captured where `torch.compile` has given up on a caller, or on code that it was to read.
 
-    What it would read then is made to be run: it would warn of each operation, and stop there.
+    What it would read then is made to be run: it would warn of each operation, and stop there. With the
+    stance "eager_on_recompile" nothing is disabled, so what runs does not ask again who reads it.
     """
-    return torch.compiler.disable(run_captured, reason=_GIVEN_UP)(module, args, kwargs)
+    return torch.compiler.disable(_run, reason=_GIVEN_UP)(module, args, kwargs)
 
 
 def _is_read(args: Any, kwargs: Any) -> bool:
@@ -172,7 +176,9 @@ def _call_in_plain_code(module: nn.Module, held: Captured, args: Any, kwargs: An
         _ready(held, name, args[1], ())
         return getattr(held.readable, name)(module, *args[2:])
     if not torch.compiler.is_dynamo_compiling():
-        if is_read_in_passing():
+        if not _is_read(
+            args, kwargs
+        ):  # compiled code of who asked, of before the compiler gave up, leads here
             return _run_unread(module, args, kwargs)
         _refuse_variants(held)
         return held.calls[0].run_on_proxies(module, args, kwargs)

@@ -5,7 +5,7 @@ newcomer's now where eager mode would say so; where the graph cannot tell, the c
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -47,6 +47,18 @@ def places(plan: Plan, number: int) -> Iterator[tuple[int, ModulePath]]:
     for call in sorted(plan.program.calls.preserved):
         path = plan.site(call).path
         if call in plan.made and path.is_within(around) and path != around:
+            yield call, path
+
+
+def places_written(
+    plan: Plan, number: int, targets: Iterable[ModulePath]
+) -> Iterator[tuple[int, ModulePath]]:
+    """Calls, preserved or not, in the module of a call whose modules hold what is at the paths from there."""
+    around = plan.site(number).path
+    written = [ModulePath((*around, *target)) for target in targets]
+    for call in sorted(plan.made):
+        path = plan.site(call).path
+        if path != around and path.is_within(around) and any(each.is_within(path) for each in written):
             yield call, path
 
 
