@@ -390,10 +390,12 @@ def _of_any_step(run: Callable[[], tuple[FlatProgram, Observed]], taking: Any, *
     try:
         with taking(instead=None if is_here else first) as made:
             program = _traced(run, made)
+        if any(tensor is held for tensor in program.state.values() for held in made):
+            raise first
     except WhenceError as later:
         raise (first if not isinstance(later, CaptureError) or later.of_first_step else later) from None
-    if any(tensor is held for tensor in program.state.values() for held in made):
-        raise first
+    finally:
+        del first  # or it would hold this frame, which holds it
     return program.with_changes(step=replace(program.step, second=True))  # type: ignore[type-var]
 
 
@@ -467,11 +469,7 @@ def capture(
 
 
 def _captured_at(
-    model: Callable[..., Any],
-    given: tracing.Given,
-    backward: bool | Callable[[Any], Tensor],
-    reuse: bool,
-    numbers: tuple[tracing.Numbers, ...],
+    model: Any, given: tracing.Given, backward: Any, reuse: bool, numbers: tuple[tracing.Numbers, ...]
 ) -> Program:
     numbered = replace(given, numbers=numbers)
     return _traced(partial(tracing.capture, model, numbered, backward, reuse=reuse))

@@ -1,7 +1,9 @@
 """Run code of the user for its answer, whatever it does."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from traceback import walk_stack
 from typing import Any, TypeVar
 
 from whence.dependence.lookup import NOTHING
@@ -45,7 +47,15 @@ def tried(work: Callable[[], Result]) -> Result | Failed:
 
 def dismiss(error: BaseException | None) -> None:
     """Nobody will see an error: its frames go, which would hold all that was there until Python's collector
-    looks for circles."""
-    while error is not None:
+    looks for circles. So do those of errors that led to it, but not of one that a caller is handling."""
+    if error is not None:
         error.__traceback__ = None
-        error = error.__cause__ or error.__context__
+        before = error.__cause__ or error.__context__
+        dismiss(None if before is None or _is_handled(before) else before)
+
+
+def _is_handled(error: BaseException) -> bool:
+    """Whether a function that runs now has caught it."""
+    caught = error.__traceback__
+    frames = (frame for frame, _ in walk_stack(sys._getframe()))
+    return caught is None or any(frame is caught.tb_frame for frame in frames)

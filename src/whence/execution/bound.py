@@ -145,7 +145,10 @@ class Bound:
             stale = found
         if self._begins_anew:
             return self._taken(args, kwargs)
-        way = self._other_way(args, kwargs, stale)
+        try:
+            way = self._other_way(args, kwargs, stale)
+        finally:
+            del stale, found  # or what is raised would hold this frame, which holds it
         self._ways = [way, *(self._ways or (self,))]
         return self._taken(args, kwargs) if way._is_of_later_steps else way(*args, **kwargs)
 
@@ -175,18 +178,22 @@ class Bound:
 
     def _other_way(self, args: tuple[Any, ...], kwargs: dict[str, Any], stale: Any) -> "Bound":
         """The step captured as it goes now; raises `stale` where it cannot be."""
-        if self._again is None:
-            raise stale
-        if len(self._ways) > _MOST_WAYS:
-            stale.why = f"the step has gone {len(self._ways)} ways already, and this is another one"
-            stale.remedy = "pass what decides as a tensor, or run the steps that go other ways as they are"
-            raise stale
         try:
+            if self._again is None:
+                raise stale
+            if len(self._ways) > _MOST_WAYS:
+                stale.why = f"the step has gone {len(self._ways)} ways already, and this is another one"
+                stale.remedy = (
+                    "pass what decides as a tensor, or run the steps that go other ways as they are"
+                )
+                raise stale
             return self._again(args, kwargs, self._moved())
         except CaptureError as error:
             stale.why = f"captured as it goes now, it is refused: {error.what}"
             stale.remedy = error.remedy
             raise stale from error
+        finally:
+            del stale  # or it would hold this frame, which holds it
 
     def _attempt(
         self,
@@ -202,10 +209,7 @@ class Bound:
         flat = program.convention.flatten(args, kwargs)
         checked = self._check(args, kwargs) if program.guards.rows else Checked([])
         if checked.violations:
-            stale, places = stale_capture(program, checked), moved()
-            if all(_is_at(violation.guard.what, places) for violation in checked.violations):
-                return stale
-            raise stale
+            return _stale_in_places(program, checked, moved())
         if checked.changes and not _settles(program):
             raise _changes_itself(checked.changes)
         if not self._subject.is_current:  # a module has taken the place of another
@@ -291,6 +295,13 @@ class Bound:
             else value
             for name, value in ((row.name, values[row.name]) for row in self.program.signature.inputs)
         ]
+
+
+def _stale_in_places(program: FlatProgram, checked: Checked, places: Sequence[HostPlace]) -> StaleCapture:
+    """What is violated, raised unless it is all at places that steps of several ways change around them."""
+    if all(_is_at(violation.guard.what, places) for violation in checked.violations):
+        return stale_capture(program, checked)
+    raise stale_capture(program, checked)
 
 
 def _in_its_grad_modes(program: FlatProgram) -> fx.GraphModule:

@@ -38,6 +38,7 @@ def step_taken(
     before = _reachable_tensors(enclosed)
     found = optimizing(subject, as_one_optimizer(optimizer))
     with same_start(subject, inputs, [*before.values()]) as given, optimizer_kept(found):
+        taken = None
         try:
             taken = attempt(partial(take, step, *given))
             if isinstance(taken, Failed):
@@ -45,6 +46,7 @@ def step_taken(
             now = _reachable_tensors(enclosed_by(step))
             yield [tensor for key, tensor in now.items() if key not in before]
         finally:
+            del taken, instead  # or what is raised would hold this frame, which holds it
             enclosed.restore()
 
 

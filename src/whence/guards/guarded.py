@@ -69,6 +69,14 @@ class Guarded:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Check, then run; raises `StaleCapture` where a guard does not hold and that was asked for."""
         stale: list[tuple[_Path, StaleCapture]] = []
+        try:
+            return self._called(stale, args, kwargs)
+        finally:
+            stale.clear()  # an error holds the frames that it left, which would hold it
+
+    def _called(
+        self, stale: list[tuple[_Path, StaleCapture]], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         for path in self._paths:
             try:
                 result = self._checked_run(path, args, kwargs)
@@ -80,7 +88,7 @@ class Guarded:
         if self.on_violation is OnViolation.RAISE:
             raise _nearest(stale)
         if self.on_violation is OnViolation.WARN:
-            warnings.warn(f"{_nearest(stale)}\nthe model itself runs instead", stacklevel=2)
+            warnings.warn(f"{_nearest(stale)}\nthe model itself runs instead", stacklevel=3)
             return self._eager(args, kwargs)
         kept = [path for path, error in stale if not error.violations]
         program = self._ways.capture(args, kwargs)

@@ -54,11 +54,15 @@ def check(program: FlatProgram) -> None:
     """Raise `MalformedProgram` naming every broken rule, with the message at each node."""
     broken = faults(program)
     if broken:
-        why = "; ".join(fault.what for fault in broken[:_MANY])
-        remedy = "; ".join(dict.fromkeys(fault.remedy or _REMEDY for fault in broken))
-        error = MalformedProgram(f"the program {program.name} is malformed", why=why, remedy=remedy)
-        error.shown = shown(program.graph, broken)
-        raise error
+        raise _malformed(program, broken)
+
+
+def _malformed(program: FlatProgram, broken: Sequence[Broken]) -> MalformedProgram:
+    why = "; ".join(fault.what for fault in broken[:_MANY])
+    remedy = "; ".join(dict.fromkeys(fault.remedy or _REMEDY for fault in broken))
+    error = MalformedProgram(f"the program {program.name} is malformed", why=why, remedy=remedy)
+    error.shown = shown(program.graph, broken)
+    return error
 
 
 def faults(program: FlatProgram, *, without_state: bool = False) -> list[Broken]:

@@ -43,8 +43,9 @@ def attempted(
 
     with late_modules_unloaded() as late:
         program, observed, session = copy_context().run(undoing.around, run)  # its context variables end
+    if not late:
+        take_out_kept(session)
+    session.end()
     if late:
         raise AnotherAttempt(partial(imported_again, late), "a module is loaded")
-    take_out_kept(session)
-    session.end()
     return program, observed

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from whence.dependence.asking import dismiss
 from whence.tracing.answers import Answers
 
 
@@ -49,4 +50,5 @@ def until_it_holds(assumed: Assumed, attempt: Callable[[Assumed], Result]) -> Re
         try:
             return attempt(assumed)
         except AnotherAttempt as found:
+            dismiss(found)
             assumed = found.change(assumed)

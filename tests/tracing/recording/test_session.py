@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from tempfile import TemporaryDirectory
 from typing import Any
 from weakref import ref
 
@@ -72,9 +74,7 @@ def exported(model: nn.Module) -> Any:
     return whence.capture(model, (X,)).to_exported_program()
 
 
-def step(model: nn.Module) -> Any:
-    optimizer = torch.optim.AdamW(model.parameters())
-
+def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
     def train(x: Tensor) -> Tensor:
         optimizer.zero_grad()
         loss: Tensor = model(x).sum()
@@ -82,8 +82,75 @@ def step(model: nn.Module) -> Any:
         optimizer.step()
         return loss
 
-    program = whence.capture_step(train, (X,), model=model, optimizer=optimizer)
+    return train
+
+
+def step(model: nn.Module) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters())
+    program = whence.capture_step(step_of(model, optimizer), (X,), model=model, optimizer=optimizer)
     return program.bind(model, optimizer)(X)
+
+
+def guarded(on_violation: Any) -> Callable[[nn.Module], Any]:
+    def stale(model: nn.Module) -> Any:
+        call = whence.capture(model, (X,)).guarded(model, on_violation=on_violation)
+        model.eval()
+        with suppress(whence.StaleCapture), warnings.catch_warnings(action="ignore"):
+            call(X)
+        return call
+
+    stale.__name__ = f"guarded_{on_violation}"
+    return stale
+
+
+def decided_otherwise(model: nn.Module) -> Any:
+    call = whence.capture(nn.Sequential(model, Deciding()), (X,), decide="example")
+    return call.guarded(nn.Sequential(model, Deciding()), on_violation="recapture")(-X)
+
+
+def cached(model: nn.Module) -> Any:
+    with TemporaryDirectory() as folder:
+        return [whence.cached(model, (X,), directory=folder) for _ in range(2)]
+
+
+def initialised(model: nn.Module) -> Any:
+    return whence.capture(nn.Sequential(model, nn.LazyLinear(3)), (X,))
+
+
+def second_step(model: nn.Module) -> Any:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    train = step_of(model, optimizer)
+    program = whence.capture_step(train, (X,), model=model, optimizer=optimizer)
+    return program, program.verify(model, (X,))
+
+
+def several_backwards(model: nn.Module) -> Any:
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def train(x: Tensor) -> None:
+        for _ in range(2):
+            model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return whence.capture_step(train, (X,), model=model, optimizer=optimizer)
+
+
+def stale_step(model: nn.Module) -> Any:
+    optimizer = torch.optim.AdamW(model.parameters())
+    program = whence.capture_step(step_of(model, optimizer), (X,), model=model, optimizer=optimizer)
+    call = program.bind(model, optimizer)
+    model.eval()
+    with suppress(whence.StaleCapture):
+        call(X)
+    return call
+
+
+def specialised(model: nn.Module) -> Any:
+    with suppress(whence.SpecialisedShapes):
+        whence.capture(
+            nn.Sequential(model, nn.Unflatten(0, (3, 1))), (X,), dynamic_shapes=({0: Dim("rows")},)
+        )
 
 
 def refused(model: nn.Module) -> Any:
@@ -108,7 +175,11 @@ def _without_collector() -> Iterator[None]:
 @pytest.mark.usefixtures("_without_collector")
 @pytest.mark.parametrize(
     "use",
-    [plain, joint, of_open_sizes, decided, called, exported, step, refused, failed],
+    [
+        *(plain, joint, of_open_sizes, decided, called, exported, step, refused, failed, decided_otherwise),
+        *(cached, initialised, second_step, several_backwards, stale_step, specialised),
+        *map(guarded, ("raise", "warn", "recapture")),
+    ],
     ids=lambda use: use.__name__,
 )
 def test_a_model_goes_when_nobody_holds_it(use: Callable[[nn.Module], Any]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,14 +47,10 @@ class Decider:
         self, recorder: "Recorder", inputs: Mapping[fx.Node, Any], redraws: Mapping[fx.Node, fx.Node | None]
     ) -> None:
         self._recorder = recorder
-        self._inputs = inputs
         self._known: dict[object, Any] = {}
         self._arrays: list[tuple[Any, Any, Place]] = []
-        self._values = ExampleValues(recorder.graph, recorder.nested, self._held, redraws)
-
-    def _held(self, node: fx.Node) -> Any:
-        known = self._recorder.real_of(node)
-        return self._inputs.get(node, ABSENT) if known is None else known
+        held = partial(_real_value, recorder, inputs)
+        self._values = ExampleValues(recorder.graph, recorder.nested, held, redraws)
 
     # --- what is asked -------------------------------------------------------------------------------
 
@@ -187,6 +184,12 @@ class Decider:
         node.meta["val"] = value
         self._recorder.listener.size_recorded(node)
         return node
+
+
+def _real_value(recorder: "Recorder", inputs: Mapping[fx.Node, Any], node: fx.Node) -> Any:
+    """What an input stands for, or a tensor that the model holds."""
+    known = recorder.real_of(node)
+    return inputs.get(node, ABSENT) if known is None else known
 
 
 def _number(node: fx.Node) -> str:

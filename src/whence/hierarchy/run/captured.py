@@ -135,10 +135,10 @@ def run_captured(module: nn.Module, args: Any, kwargs: Any) -> Any:
     held = module.__dict__[KEY]
     if torch.compiler.is_dynamo_compiling() or _is_read(args, kwargs):
         return _call_in_plain_code(module, held, args, kwargs)
-    return _run_unread(module, args, kwargs) if is_read_in_passing() else _run(module, args, kwargs)
+    return _run_unread(module, args, kwargs) if is_read_in_passing() else _run_fitting(module, args, kwargs)
 
 
-def _run(module: nn.Module, args: Any, kwargs: Any) -> Any:
+def _run_fitting(module: nn.Module, args: Any, kwargs: Any) -> Any:
     held = module.__dict__[KEY]
     if len(args) == 1 and isinstance(args[0], FlatCall):
         return args[0].call.run_forward(module, *args[0].values)
@@ -155,7 +155,7 @@ def _run_unread(module: nn.Module, args: Any, kwargs: Any) -> Any:
     What it would read then is made to be run: it would warn of each operation, and stop there. With the
     stance "eager_on_recompile" nothing is disabled, so what runs does not ask again who reads it.
     """
-    return torch.compiler.disable(_run, reason=_GIVEN_UP)(module, args, kwargs)
+    return torch.compiler.disable(_run_fitting, reason=_GIVEN_UP)(module, args, kwargs)
 
 
 def _is_read(args: Any, kwargs: Any) -> bool:

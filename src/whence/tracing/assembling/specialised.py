@@ -39,11 +39,17 @@ def refuse_less(
         for at, found in less.items()
     )
     wishes = dict(dynamic.wishes) | {at: found.wish for at, found in less.items()}
+    raise _specialised(rows, dynamic, wishes)
+
+
+def _specialised(
+    rows: tuple[Restriction, ...], dynamic: DynamicSizes, wishes: Mapping[Dimension, DimWish]
+) -> SpecialisedShapes:
     error = SpecialisedShapes(_WHAT, remedy=_remedy(rows, _layout_in_words(dynamic.layout, wishes)))
     error.faults = tuple(Fault(str(row), _place_of_asker(row.by)) for row in rows)
     error.dimensions = rows
     error.suggested = _suggested(dynamic.layout, wishes, {})
-    raise error
+    return error
 
 
 def asker(decision: "Decision | None") -> Asker:

@@ -143,9 +143,12 @@ def rehearse(
     reuse = Reuse(wanted=False)
     run = state_of_run(subject, Lines(), interrupts, reuse, rehearse.__code__)
     session = new_session(run, mode_of(example, state), attribute_tensor_names(subject), reuse)
-    prepared = prepare(session, example, state)
-    with listening(session, observing(session), prepared), session.branches.recording(session.recorder):
-        run_subject(session, subject, prepared.arguments)
+    try:
+        prepared = prepare(session, example, state)
+        with listening(session, observing(session), prepared), session.branches.recording(session.recorder):
+            run_subject(session, subject, prepared.arguments)
+    finally:
+        session.end()
 
 
 def state_of_run(

@@ -67,18 +67,18 @@ class GradientRead(AnotherAttempt):
     """The step reads a gradient of before: it is an input, where it is that of the model's."""
 
     def __init__(self, of: str, where: Place) -> None:
-        super().__init__(self._taken, of)
-        self.refused = UnsupportedStep(
+        super().__init__(partial(_with_gradients, of, where), of)
+
+
+def _with_gradients(of: str, where: Place, assumed: Any) -> Any:
+    if assumed.takes_gradients:
+        raise UnsupportedStep(
             f"{of} has a gradient when the step begins, and the step reads it or adds to it",
             where=where,
             why="gradients of parameters and buffers are inputs of the program, and no others",
             remedy="pass the tensor without a gradient, or a copy: tensor.detach().clone()",
-        )
-
-    def _taken(self, assumed: Any) -> Any:
-        if assumed.takes_gradients:
-            raise self.refused from None
-        return replace(assumed, takes_gradients=True)
+        ) from None
+    return replace(assumed, takes_gradients=True)
 
 
 @dataclass(frozen=True)

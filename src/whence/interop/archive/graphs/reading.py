@@ -6,6 +6,7 @@ Names end up in Python code that `torch.fx` writes, so each is looked at before 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -164,15 +165,7 @@ class GraphReader:
             at = [place for place, each in enumerate(args) if _is_hole(each)]
             return ArgumentForm(len(holes), lambda read: (_placed(constants, at, read), {}), len(args))
         names = tuple(key for key, _ in kwargs)
-        return ArgumentForm(len(holes), lambda read: self._filled(args, kwargs, read), len(args), names)
-
-    def _filled(self, args: Any, kwargs: Any, read: Sequence[fx.Node]) -> tuple[Any, dict[str, Any]]:
-        self.reader.nodes = read.__getitem__
-        try:
-            made = tuple(map(self.reader.anything, args))
-            return made, {key: self.reader.anything(each) for key, each in kwargs}
-        finally:
-            self.reader.nodes = None
+        return ArgumentForm(len(holes), partial(_arguments_over, self.reader, args, kwargs), len(args), names)
 
     # --- what is said of them ------------------------------------------------------------------------
 
@@ -209,6 +202,17 @@ class GraphReader:
             if type(said) is int:
                 read = [layouts[number] for number in reads[start:at]]
                 self.distinct.setdefault((said, form, layout, *read), node)
+
+
+def _arguments_over(
+    reader: Reader, args: Any, kwargs: Any, read: Sequence[fx.Node]
+) -> tuple[Any, dict[str, Any]]:
+    reader.nodes = read.__getitem__
+    try:
+        made = tuple(map(reader.anything, args))
+        return made, {key: reader.anything(each) for key, each in kwargs}
+    finally:
+        reader.nodes = None
 
 
 def _unknown(*_args: Any, **_kwargs: Any) -> None:
