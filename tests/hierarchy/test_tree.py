@@ -1,10 +1,13 @@
 """What a tree holds: the original's names, tensors and modes."""
 
+import gc
+import pickle
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -125,6 +128,44 @@ def test_deepcopy(name: str, mode: str) -> None:
     leaves = [torch.utils._pytree.tree_leaves(result) for result in (expected, found)]
     assert all(map(same_bits, *leaves))
     assert not {id(p) for p in tree.parameters()} & {id(p) for p in duplicate.parameters()}
+
+
+MADE: dict[str, Callable[[whence.Program], nn.Module]] = {
+    "tree": lambda program: program.unflatten(),
+    "flat": lambda program: program.module(),
+    "pickled": lambda program: pickle.loads(pickle.dumps(program.unflatten())),
+    "copied": lambda program: deepcopy(program.unflatten()),
+}
+
+
+@pytest.mark.parametrize("mode", ["forward", "loss"])
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_a_tree_goes_when_nobody_holds_it(make: Callable[[whence.Program], nn.Module], mode: str) -> None:
+    """With its weights, and with what its backward has kept, before Python's collector comes."""
+    x = torch.randn(2, 4)
+    backward: Any = False if mode == "forward" else torch.sum
+    gc.disable()
+    try:
+        tree = make(whence.capture(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), (x,), backward=backward))
+        given = x.clone()
+        result = tree(given)
+        (result.sum() if mode == "forward" else result[0]).backward()
+        kept, weight = ref(given), ref(tree.get_parameter("0.weight"))
+        del given, result
+        assert kept() is None
+        del tree
+        assert weight() is None
+    finally:
+        gc.enable()
+
+
+def test_replica_runs_on_its_own_weights() -> None:
+    """As `nn.DataParallel` makes them of a module."""
+    layer, x = nn.Linear(4, 4), torch.randn(2, 4)
+    tree = whence.capture(layer, (x,)).unflatten()
+    replica = tree._replicate_for_data_parallel()
+    replica.weight, replica.bias = layer.weight * 2, layer.bias
+    assert torch.equal(replica(x), nn.functional.linear(x, layer.weight * 2, layer.bias))
 
 
 def test_deepcopy_of_a_module_that_reaches_beside_itself() -> None:

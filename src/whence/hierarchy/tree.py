@@ -7,7 +7,6 @@ site is written into the caller's code, and nothing is chosen by counting calls.
 import inspect
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from types import MethodType
 from typing import TYPE_CHECKING, Any, Self
 
 from torch import fx, nn
@@ -86,10 +85,15 @@ class Tree(nn.Module):
         copied.__dict__.update(deepcopy(vars(self), memo))
         return copied
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As any module is pickled; a class of its own is made again."""
+        kind = type(self)
+        return _unfilled, (kind.__base__ if _is_own_class(kind) else kind,), self.__getstate__()
+
     def __getstate__(self) -> dict[str, Any]:
         """What travels to another process: all but the signature of the original, which the calls have."""
         state = dict(vars(self))
-        state["__signature__"], state["forward"] = "__signature__" in state, "forward" in state
+        state["__signature__"], state["forward"] = "__signature__" in state, _is_own_class(type(self))
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -99,7 +103,7 @@ class Tree(nn.Module):
         if parameters is not None:
             self.__dict__["__signature__"] = parameters
             if is_root:
-                self.__dict__["forward"] = MethodType(forward_as(parameters), self)
+                sign_forward(self, parameters)
 
     def add_module(self, name: str, module: nn.Module | None) -> None:
         """Add it as on any module; a module under the name of a call that was not made is refused."""
@@ -136,8 +140,25 @@ TAKEN_NAMES = OWN_NAMES | {"training"}
 """Attributes of a tree module that a captured parameter, buffer or submodule may be called, too."""
 
 
-def forward_as(parameters: inspect.Signature) -> Callable[..., Any]:
-    """The `forward` of a tree, with the signature of the original: `torch.export` asks it for names."""
+def sign_forward(tree: Tree, parameters: inspect.Signature) -> None:
+    """Give a tree a `forward` with the signature of the original: `torch.export` asks it for names.
+
+    It is that of a class of its own: a method in the tree's own dictionary would hold the tree in a circle.
+    """
+    kind = type(tree)
+    names = {name: getattr(kind, name) for name in ("__module__", "__qualname__", "__doc__")}
+    tree.__class__ = type(kind.__name__, (kind,), {**names, "forward": _forward_as(parameters)})
+
+
+def _unfilled(kind: type[Tree]) -> Tree:
+    return kind.__new__(kind)
+
+
+def _is_own_class(kind: type[Tree]) -> bool:
+    return kind not in (Tree, TreeList)
+
+
+def _forward_as(parameters: inspect.Signature) -> Callable[..., Any]:
 
     def signed(self: Tree, *args: Any, **kwargs: Any) -> Any:
         return run_captured(self, args, kwargs)

@@ -51,13 +51,8 @@ def flat_module(program: FlatProgram, *, copy: bool = False) -> Tree:
 
 
 def flat_inside(program: FlatProgram) -> nn.Module:
-    """The same, for calls of its `forward`: those run no hooks, and nobody asks what they are called with.
-
-    It goes when its last caller does: a `forward` of its own is a circle.
-    """
-    module = _with_variants(program, _module_with_one_graph, copy=False)
-    module.__dict__.pop("forward", None)
-    return module
+    """The same, for calls of its `forward`: those run no hooks."""
+    return _with_variants(program, _module_with_one_graph, copy=False)
 
 
 def _module_with_one_graph(program: FlatProgram) -> nn.Module:

@@ -220,16 +220,17 @@ def _trials(layout: Any) -> Iterator[SwapTrial]:
 def _flattened_pack(pack: Any) -> tuple[list[Tensor], Any]:
     """The tensors of a nested tuple, and its layout with their positions."""
     leaves: list[Tensor] = []
+    return leaves, _with_slots(pack, leaves)
 
-    def walk(part: Any) -> Any:
-        if isinstance(part, tuple):
-            return tuple(walk(item) for item in part)
-        if isinstance(part, Tensor):
-            leaves.append(part)
-            return _KeptSlot
-        return part
 
-    return leaves, walk(pack)
+def _with_slots(part: Any, leaves: list[Tensor]) -> Any:
+    """A part of what is kept, with slots in the place of tensors, which go to `leaves`."""
+    if isinstance(part, tuple):
+        return tuple(_with_slots(item, leaves) for item in part)
+    if isinstance(part, Tensor):
+        leaves.append(part)
+        return _KeptSlot
+    return part
 
 
 class _KeptSlot:

@@ -1,7 +1,6 @@
 """Make the modules of a plan, or put its calls into instances of the user's own classes."""
 
 from collections.abc import Mapping
-from types import MethodType
 
 from torch import Tensor, nn
 
@@ -10,7 +9,7 @@ from whence.hierarchy.emit.calls import CallBody, Compiler
 from whence.hierarchy.emit.user_classes import instances
 from whence.hierarchy.plan.plan import ROOT_CALL, Plan
 from whence.hierarchy.run.captured import CAPTURED_MODE, captured_of
-from whence.hierarchy.tree import OWN_NAMES, Tree, TreeList, forward_as
+from whence.hierarchy.tree import OWN_NAMES, Tree, TreeList, sign_forward
 from whence.program import FlatProgram, ModuleRecord
 from whence.program.state import state_of_loss
 from whence.provenance import ROOT, ModulePath
@@ -138,7 +137,7 @@ def _sign(made: Made, root: Tree) -> None:
         if calls and (parameters := calls[0].parameters) is not None:
             module.__dict__["__signature__"] = parameters
             if module is root:
-                module.__dict__["forward"] = MethodType(forward_as(parameters), module)
+                sign_forward(root, parameters)
 
 
 def add_constants(root: nn.Module, program: FlatProgram) -> None:
