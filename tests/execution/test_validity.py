@@ -284,6 +284,7 @@ def _put(model: Any, x: Tensor) -> None:
     model.held = x.detach().sum(0)
 
 
+@pytest.mark.filterwarnings("ignore:Holding kept tensors of the capture")
 @pytest.mark.parametrize(
     ("held", "change"),
     [(torch.full((4,), 3.0), _emptied), (torch.full((4,), 3.0), _gone), (None, _put)],
@@ -295,6 +296,7 @@ def test_buffer_that_comes_or_goes(held: Tensor | None, change: Callable[[Any, T
         whence.capture(Holding(held, change), (X,))
 
 
+@pytest.mark.filterwarnings("ignore:Holding kept tensors of the capture")
 def test_buffer_that_a_first_run_fills() -> None:
     """With the same in every run, it is a cache: the program holds before and after."""
 

@@ -1,5 +1,6 @@
 """Run a model, or the program captured from it, once, and note everything that can be compared."""
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -66,15 +67,28 @@ def refuse_without_numbers(subject: Subject, inputs: tuple[Any, Any]) -> None:
         )
 
 
+# Generators are the process's: what a run in another thread drew meanwhile would be missing here.
+_one_at_a_time = threading.RLock()
+
+
 @contextmanager
 def same_start(
     subject: Subject, inputs: tuple[Any, Any], constants: Sequence[Tensor] = (), seed: int = SEED
 ) -> Iterator[tuple[Any, Any]]:
-    """The same seed, state and inputs for every run; afterwards everything is as it was before.
+    """The same seed, state and inputs for every run, of which other threads wait for the end; afterwards
+    everything is as it was before.
 
     Gives copies of the inputs. The model's own tensors are used, and written back; so are `constants`, which
     are tensors from outside that it reads.
     """
+    with _one_at_a_time, _same_start(subject, inputs, constants, seed) as given:
+        yield given
+
+
+@contextmanager
+def _same_start(
+    subject: Subject, inputs: tuple[Any, Any], constants: Sequence[Tensor], seed: int
+) -> Iterator[tuple[Any, Any]]:
     modules = list(subject.named_modules())
     rows = state_tensors(subject)
     tensors = [*(row.tensor for row in rows), *(held for held in constants if held.is_leaf)]
