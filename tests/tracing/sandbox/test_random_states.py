@@ -1,6 +1,8 @@
 """Seeds and states of the random number generator, set and read while a model runs."""
 
 from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
 
 import pytest
 import torch
@@ -209,3 +211,29 @@ def test_the_generator_has_its_name_again() -> None:
     verified(noisy, torch.ones(4))
     assert default_generator is torch.default_generator
     verified(noisy, torch.ones(4))
+
+
+def test_numbers_that_another_thread_draws_meanwhile() -> None:
+    """They are nothing that the model does, also where the example's values are drawn to decide."""
+    wanted: SimpleQueue[bool] = SimpleQueue()
+    drawn: SimpleQueue[Tensor] = SimpleQueue()
+
+    def draw() -> None:
+        while wanted.get():
+            drawn.put(torch.rand(()))
+
+    def decides(x: Tensor) -> Tensor:
+        drops = F.dropout(x)
+        result = drops if drops.sum() >= 0 else -drops
+        wanted.put(True)
+        drawn.get()
+        return result
+
+    thread = Thread(target=draw)
+    thread.start()
+    try:
+        program = whence.capture(decides, (torch.ones(4),), decide="example")
+    finally:
+        wanted.put(False)
+        thread.join()
+    assert len(program.decisions) == 1

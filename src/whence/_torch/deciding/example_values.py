@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from whence._torch.autograd.nodes import below_autograd
+from whence._torch.observe.generators import DEFAULT
 from whence._torch.operators.schemas import acts, draws, written_arguments
 from whence._torch.pytrees import tree_flatten, tree_map_only
 from whence._torch.tensors import autocast_state, storage_of, without_autocast
@@ -122,7 +123,7 @@ class ExampleValues:
         if not wanted:
             yield
             return
-        generators = [torch.default_generator, *torch.cuda.default_generators]
+        generators = [DEFAULT, *torch.cuda.default_generators]
         before = [generator.get_state() for generator in generators]
         for generator, state in zip(generators, self._states or before, strict=True):
             generator.set_state(state)

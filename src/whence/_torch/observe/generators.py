@@ -25,7 +25,8 @@ Moving = Callable[[Kind], None]
 Drawing = Callable[[Kind, str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """Calls a function that moves a generator of Python's or NumPy's, told of by its kind and name."""
 
-_DEFAULT = torch.default_generator
+DEFAULT = torch.default_generator
+"""Torch's own, whatever stands for it while a model is watched."""
 SETTERS = frozenset({"set_state", "manual_seed", "seed", "graphsafe_set_state"})
 """Methods of a generator that set its state."""
 _READERS = frozenset({"get_state", "graphsafe_get_state", "clone_state"})
@@ -63,7 +64,7 @@ class _Announcing(torch.Generator):
         if name.startswith("__"):
             return object.__getattribute__(self, name)
         if sys._getframe(1).f_code.co_filename.endswith(_COMPILER):
-            return getattr(_DEFAULT, name)
+            return getattr(DEFAULT, name)
         return vars(self)["observed"].found(name)
 
 
@@ -81,7 +82,7 @@ class _Observed:
 
     def found(self, name: str) -> Any:
         """An attribute of torch's default generator."""
-        held = getattr(_DEFAULT, name)
+        held = getattr(DEFAULT, name)
         if not self.is_told():
             return held
         if name in SETTERS:
@@ -168,7 +169,7 @@ def observed_generators(
         for owner, name, function in _functions_of_device():
             announced = observed.on_device(function, name, owner.__name__.split(".")[1])
             patches.enter_context(patched(owner, name, announced))
-        pairs: list[tuple[object, object]] = [(_DEFAULT, generator)]
+        pairs: list[tuple[object, object]] = [(DEFAULT, generator)]
         for kind, owner, functions in _drawing_functions():
             for name, function in functions:
                 announced = _announced(function, partial(drawing, kind, name, function))
@@ -231,7 +232,7 @@ def _is_default(value: object) -> bool:
     """Whether a value is torch's default generator, or stands for it; operators see them in other clothes."""
     if not isinstance(value, torch.Generator):
         return False
-    return _generator_identity(value) in map(_generator_identity, (_DEFAULT, torch.random.default_generator))
+    return _generator_identity(value) in map(_generator_identity, (DEFAULT, torch.random.default_generator))
 
 
 def _generator_identity(generator: object) -> Any:
