@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 BASES = "__bases__"
+_OURS = f"{__name__.partition('.')[0]}."
 _TRACER = torch.fx.Tracer.trace.__code__.co_filename
 ABSENT: Any = object()
 """What is put in the place of an attribute that shall not be there."""
@@ -98,9 +99,7 @@ def _take_off(patch: _Patch) -> None:
 
 
 def _is_own(value: Any) -> bool:
-    return (
-        type(value) is FunctionType and str(value.__module__).partition(".")[0] == __name__.partition(".")[0]
-    )
+    return type(value) is FunctionType and str(value.__module__).startswith(_OURS)
 
 
 def _give_back(patch: _Patch) -> None:

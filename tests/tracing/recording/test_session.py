@@ -153,6 +153,32 @@ def specialised(model: nn.Module) -> Any:
         )
 
 
+class Layer(nn.Module):
+    """One of many that are equal, of which most are replayed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(4), nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+def step_of_layers(model: nn.Module) -> Any:
+    """Is captured twice: the first attempt, with autograd's nodes of replayed layers, is thrown away."""
+    whole = nn.Sequential(model, *(Layer() for _ in range(4)))
+    optimizer = torch.optim.AdamW(whole.parameters())
+
+    def train(x: Tensor) -> Tensor:
+        loss: Tensor = whole(x).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return whence.capture_step(train, (X,), model=whole, optimizer=optimizer)
+
+
 def refused(model: nn.Module) -> Any:
     with suppress(whence.CaptureError):
         whence.capture(nn.Sequential(model, Deciding()), (X,))
@@ -176,7 +202,19 @@ def _without_collector() -> Iterator[None]:
 @pytest.mark.parametrize(
     "use",
     [
-        *(plain, joint, of_open_sizes, decided, called, exported, step, refused, failed, decided_otherwise),
+        *(
+            plain,
+            joint,
+            of_open_sizes,
+            decided,
+            called,
+            exported,
+            step,
+            step_of_layers,
+            refused,
+            failed,
+            decided_otherwise,
+        ),
         *(cached, initialised, second_step, several_backwards, stale_step, specialised),
         *map(guarded, ("raise", "warn", "recapture")),
     ],

@@ -176,9 +176,7 @@ def _call_in_plain_code(module: nn.Module, held: Captured, args: Any, kwargs: An
         _ready(held, name, args[1], ())
         return getattr(held.readable, name)(module, *args[2:])
     if not torch.compiler.is_dynamo_compiling():
-        if not _is_read(
-            args, kwargs
-        ):  # compiled code of who asked, of before the compiler gave up, leads here
+        if not _is_read(args, kwargs):  # compiled code of a caller leads here, of before the compiler gave up
             return _run_unread(module, args, kwargs)
         _refuse_variants(held)
         return held.calls[0].run_on_proxies(module, args, kwargs)

@@ -49,7 +49,9 @@ class Session(Recording):
 
     def end(self) -> None:
         """Let go of each other. Who hears a run knows who else does, in circles that Python's collector finds
-        late: until then the model would stay, when nobody else holds it any more."""
+        late: until then the model would stay, when nobody else holds it any more. Autograd's nodes, which
+        also know, it never finds."""
+        self.forget()
         recorder = self.recorder
         self.run.reads.reachable.sources.end()
         if recorder.environment is not None:
