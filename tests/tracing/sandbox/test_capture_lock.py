@@ -454,12 +454,14 @@ class Circle:
 
 
 @pytest.mark.sweep
-def test_what_nobody_holds_any_more_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("blocks", [1, 0], ids=["its own memory", "malloc"])
+def test_what_nobody_holds_any_more_goes(blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs thrown away one after the other: the collector does not count what it is told is old."""
     monkeypatch.setattr(capture_lock, "_old", capture_lock._Old())
     made: list[weakref.ref[Circle]] = []
     there = 200_000  # however much tests left
-    monkeypatch.setattr(sys, "getallocatedblocks", lambda: there + sum(ref() is not None for ref in made))
+    count = lambda: blocks * (there + sum(ref() is not None for ref in made))  # noqa: E731
+    monkeypatch.setattr(sys, "getallocatedblocks", count)
     for _ in range(4):
         without_collection(lambda: made.extend(weakref.ref(Circle()) for _ in range(100_000)))
     assert sum(ref() is not None for ref in made) <= 200_000

@@ -50,12 +50,13 @@ class _Old:
     def look(self) -> None:
         """Let it look through all where there is half as much again as when it did so.
 
-        How many objects there are it says by counting them; how many blocks of memory, Python knows.
+        How many objects there are it says by counting them; how many blocks of memory, Python knows, unless
+        they are `malloc`'s (`PYTHONMALLOC=malloc`).
         """
-        done = gc.get_stats()[-1]["collections"]
+        done, blocks = gc.get_stats()[-1]["collections"], sys.getallocatedblocks()
         if done != self._collections:
-            self._collections, self._count, self._blocks = done, 0, sys.getallocatedblocks()
-        if self._count > _MANY and sys.getallocatedblocks() > 1.5 * self._blocks:
+            self._collections, self._count, self._blocks = done, 0, blocks
+        if self._count > _MANY and (blocks > 1.5 * self._blocks or not blocks):
             gc.collect()
 
     def grow(self) -> None:
