@@ -81,6 +81,18 @@ def test_patches_of_others_stay() -> None:
     assert (Owner.own, Heir.own) == ("own", "own")
 
 
+def test_patch_that_somebody_else_puts_back() -> None:
+    """It was patched when it was to be taken off: it is seen through, and goes with the next one."""
+    with patched(Owner, "own", lambda: "patch"):
+        found, Owner.own = Owner.own, "theirs"
+    assert Owner.own == "theirs"
+    Owner.own = found
+    assert without_patches(Owner.own) == "own"
+    with patched(Owner, "own", "next"):
+        pass
+    assert Owner.own == "own"
+
+
 def test_what_was_there_before_the_patches() -> None:
     """Beneath all that are on, whatever they were put on; and what is no patch is itself."""
     with patched(Owner, "own", "first"), patched(Owner, "own", "second"), patched(Heir, "own", "heir's"):

@@ -37,6 +37,8 @@ class _Patch:
 
 # A mirror of the patches that are on: like the attributes themselves, one for the process.
 _on: list[_Patch] = []
+# Those that somebody had patched when they were to be taken off, and may put back: `torch.fx` in a thread.
+_left: list[_Patch] = []
 _changing = threading.RLock()
 
 
@@ -54,8 +56,8 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 def without_patches(value: Any) -> Any:
     """What was there before the patches that are on, of what an attribute holds now: those of ours, and what
     `torch.fx` puts in the place of calls of modules while it traces, for all threads."""
-    if _on:  # seldom, and checks ask this of everything
-        for patch in reversed(tuple(_on)):
+    if _on or _left:  # seldom, and checks ask this of everything
+        for patch in (*reversed(_on), *_left):
             if patch.value is value:
                 value = patch.before
     is_tracer_s = type(value) is FunctionType and value.__code__.co_filename == _TRACER
@@ -78,6 +80,7 @@ def patches_undone() -> Callable[[], None]:
 def _put_on(patch: _Patch) -> None:
     """Known before it is there, so that no moment leaves an unknown patch behind."""
     with _changing:
+        _take_off_left(patch.owner, patch.name)
         patch.before = _now(patch)
         _on.append(patch)
         _set(patch.owner, patch.name, patch.value)
@@ -88,14 +91,24 @@ def _take_off(patch: _Patch) -> None:
     with _changing:
         if patch not in _on:
             return
+        position = _on.index(patch)
+        above = [other for other in _on[position + 1 :] if _is_above(other, patch)]
         if _now(patch) is patch.value:
             _set(patch.owner, patch.name, patch.before)
+        elif not above and type(patch.value) is FunctionType:
+            _left.append(patch)
         if len(sys.modules) > patch.loaded and _is_own(patch.value):
             _give_back(patch)
-        position = _on.index(patch)
-        for above in [other for other in _on[position + 1 :] if _is_above(other, patch)]:
-            above.before = patch.before
+        for other in above:
+            other.before = patch.before
         del _on[position]
+
+
+def _take_off_left(owner: Any, name: str) -> None:
+    for patch in [patch for patch in _left if patch.owner is owner and patch.name == name]:
+        if _now(patch) is patch.value:
+            _set(owner, name, patch.before)
+            _left.remove(patch)
 
 
 def _is_own(value: Any) -> bool:

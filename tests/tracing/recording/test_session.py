@@ -7,7 +7,9 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from queue import SimpleQueue
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 from weakref import ref
 
@@ -187,6 +189,38 @@ def refused(model: nn.Module) -> Any:
 def failed(model: nn.Module) -> Any:
     with suppress(ValueError):
         whence.capture(nn.Sequential(model, Failing()), (X,))
+
+
+def test_what_others_put_back_afterwards_does_nothing() -> None:
+    """As `torch.fx` does, which another thread began while the model was captured: it found our patches."""
+    found: SimpleQueue[tuple[Any, Any]] = SimpleQueue()
+    own = nn.Module.__getattr__, nn.Module.__call__
+
+    def set_both(both: tuple[Any, Any]) -> None:
+        nn.Module.__getattr__, nn.Module.__call__ = both  # type: ignore[method-assign]
+
+    class Tracing(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            thread = Thread(target=begin)
+            thread.start()
+            thread.join()
+            return x.sin()
+
+    def begin() -> None:
+        found.put((nn.Module.__getattr__, nn.Module.__call__))
+        set_both(own)
+
+    layer = nn.Linear(4, 4)
+    expected, model = layer(X), nn.Sequential(layer, Tracing())
+    program = whence.capture(model, (X,))
+    try:
+        set_both(found.get())
+        assert torch.equal(layer(X), expected) and not hasattr(layer, "nothing")
+        assert program.check(model, (X,)) == []
+        whence.capture(layer, (X,))
+        assert (nn.Module.__getattr__, nn.Module.__call__) == own
+    finally:
+        set_both(own)
 
 
 @pytest.fixture

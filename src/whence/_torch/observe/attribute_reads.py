@@ -77,6 +77,7 @@ class ReadObserver:
         self._seen: set[tuple[int, str]] = set()
         self._classes: set[type] = set()
         self._patches = ExitStack()
+        self._is_over = False
         self.is_torch_reading = False
 
     @contextmanager
@@ -90,7 +91,10 @@ class ReadObserver:
             for kind in kinds:
                 if kind.__getattribute__ is not nn.Module.__getattribute__:
                     self._observe(kind)
-            yield
+            try:
+                yield
+            finally:
+                self._is_over = True
 
     @contextmanager
     def anew(self) -> Iterator[None]:
@@ -180,8 +184,11 @@ class ReadObserver:
     def _tell(self, told: Callable[..., bool], holder: object, name: str, *value: object) -> None:
         """Tell the listener once; it keeps what it notes alive, so that its identity stays its own.
 
-        While it is told it may look at the holder itself.
+        While it is told it may look at the holder itself. Whoever patched a patch of ours, as `torch.fx` does
+        in another thread, may put it back when nobody listens any more.
         """
+        if self._is_over:
+            return
         self._seen.add((id(holder), name))
         if not untold(told, holder, name, *value):
             self._seen.discard((id(holder), name))
