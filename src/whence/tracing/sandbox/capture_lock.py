@@ -48,16 +48,18 @@ class _Old:
         self._collections, self._count, self._blocks = -1, 0, 0
 
     def look(self) -> None:
-        """Let it look through all where there is half as much again as when it did so.
-
-        How many objects there are it says by counting them; how many blocks of memory, Python knows, unless
-        they are `malloc`'s (`PYTHONMALLOC=malloc`).
-        """
-        done, blocks = gc.get_stats()[-1]["collections"], sys.getallocatedblocks()
+        """Let it look through all where there is half as much again as when it did so."""
+        done = gc.get_stats()[-1]["collections"]
         if done != self._collections:
-            self._collections, self._count, self._blocks = done, 0, blocks
-        if self._count > _MANY and (blocks > 1.5 * self._blocks or not blocks):
+            self._collections, self._count, self._blocks = done, 0, sys.getallocatedblocks()
+        if self._count > _MANY and self._has_grown():
             gc.collect()
+
+    def _has_grown(self) -> bool:
+        """Objects would have to be counted; how many blocks of memory there are, Python knows, unless they
+        are `malloc`'s (`PYTHONMALLOC=malloc`)."""
+        blocks = sys.getallocatedblocks()
+        return not blocks or blocks > 1.5 * self._blocks
 
     def grow(self) -> None:
         """Let all that is alive count as old: most of it is the program, which nobody throws away soon.
