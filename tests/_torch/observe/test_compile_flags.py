@@ -9,9 +9,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from whence._torch.observe.compile_flags import (
     compiled_functions_run_eagerly,
+    compiler_reading,
     compiling_on_this_thread,
     constant_to_tracers,
-    is_read_in_passing,
 )
 
 QUESTIONS: list[Callable[[], bool]] = [torch.compiler.is_compiling, torch.compiler.is_exporting]
@@ -140,12 +140,12 @@ def test_functions_that_a_compiler_reads_in_passing() -> None:
     def looks(x: torch.Tensor) -> torch.Tensor:
         torch._dynamo.graph_break()
         seen.append(torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None)
-        seen.append(torch.compiler.disable(is_read_in_passing)())
+        seen.append(torch.compiler.disable(lambda: compiler_reading() is not None)())
         return x + 1
 
     torch.compile(looks, backend="eager")(torch.ones(2))
     assert seen == [True, False]
-    assert not is_read_in_passing()
+    assert compiler_reading() is None
 
 
 @pytest.mark.canary("torch._dynamo.variables.functions.UserFunctionVariable._dynamo_marked_constant")

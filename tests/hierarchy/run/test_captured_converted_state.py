@@ -126,8 +126,20 @@ def test_bound_programs_without_guards_refuse() -> None:
 @pytest.mark.parametrize("whole", [True, False])
 def test_compiled_trees_refuse(whole: bool) -> None:
     """`torch.compile` reads the same look: it never compiles a graph over state of another dtype."""
+    refuse_other_state(fullgraph=whole)
+
+
+def test_compilers_that_have_given_up_refuse() -> None:
+    """As eager mode does, and they warn of nothing that they read of ours."""
+    with torch._dynamo.config.patch(accumulated_recompile_limit=2):
+        for _ in range(4):
+            refuse_other_state(fullgraph=False)
+
+
+def refuse_other_state(*, fullgraph: bool) -> None:
+    """A compiled tree refuses to run once its state is of another dtype."""
     tree = whence.capture(Scaled(), (IDS,)).unflatten(copy=True)
-    compiled = torch.compile(tree, backend="eager", fullgraph=whole)
+    compiled = torch.compile(tree, backend="eager", fullgraph=fullgraph)
     expected = tree(IDS)
     assert torch.equal(compiled(IDS), expected)
     tree.double()

@@ -23,6 +23,10 @@ from whence._torch.patching import patched
 
 T = TypeVar("T")
 
+compiler_reading: Callable[[], Any] = eval_frame.get_eval_frame_callback
+"""What of `torch.compile` reads any function that runs next, as it does below one that it has given up on;
+None where nothing does. A function of Python that asks would be read itself."""
+
 
 def constant_to_tracers(function: Callable[..., T]) -> Callable[..., T]:
     """`torch.compile` calls this function while it traces, and takes what it returns for a constant.
@@ -36,11 +40,6 @@ def constant_to_tracers(function: Callable[..., T]) -> Callable[..., T]:
 
     constant._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return constant
-
-
-def is_read_in_passing() -> bool:
-    """Whether `torch.compile` reads any function that runs next: it does below one that it has given up."""
-    return eval_frame.get_eval_frame_callback() is not None
 
 
 class _AnsweredOnThread:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, fx, nn
 
-from whence._torch.observe.compile_flags import constant_to_tracers, is_read_in_passing
+from whence._torch.observe.compile_flags import compiler_reading, constant_to_tracers
 from whence.errors import CallError
 from whence.hierarchy.plan.plan import Plan
 from whence.program.state import refuse_pickling
@@ -135,7 +135,9 @@ def run_captured(module: nn.Module, args: Any, kwargs: Any) -> Any:
     held = module.__dict__[KEY]
     if torch.compiler.is_dynamo_compiling() or _is_read(args, kwargs):
         return _call_in_plain_code(module, held, args, kwargs)
-    return _run_unread(module, args, kwargs) if is_read_in_passing() else _run_fitting(module, args, kwargs)
+    if compiler_reading() is not None:
+        return _run_unread(module, args, kwargs)
+    return _run_fitting(module, args, kwargs)
 
 
 def _run_fitting(module: nn.Module, args: Any, kwargs: Any) -> Any:
