@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 import whence
+from tests.tracing.steps.small import zero_first, zero_last
 
 X = torch.ones(3, 4)
 
@@ -76,20 +77,9 @@ def exported(model: nn.Module) -> Any:
     return whence.capture(model, (X,)).to_exported_program()
 
 
-def step_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
-    def train(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return train
-
-
 def step(model: nn.Module) -> Any:
     optimizer = torch.optim.AdamW(model.parameters())
-    program = whence.capture_step(step_of(model, optimizer), (X,), model=model, optimizer=optimizer)
+    program = whence.capture_step(zero_first(model, optimizer), (X,), model=model, optimizer=optimizer)
     return program.bind(model, optimizer)(X)
 
 
@@ -121,7 +111,7 @@ def initialised(model: nn.Module) -> Any:
 
 def second_step(model: nn.Module) -> Any:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    train = step_of(model, optimizer)
+    train = zero_first(model, optimizer)
     program = whence.capture_step(train, (X,), model=model, optimizer=optimizer)
     return program, program.verify(model, (X,))
 
@@ -140,7 +130,7 @@ def several_backwards(model: nn.Module) -> Any:
 
 def stale_step(model: nn.Module) -> Any:
     optimizer = torch.optim.AdamW(model.parameters())
-    program = whence.capture_step(step_of(model, optimizer), (X,), model=model, optimizer=optimizer)
+    program = whence.capture_step(zero_first(model, optimizer), (X,), model=model, optimizer=optimizer)
     call = program.bind(model, optimizer)
     model.eval()
     with suppress(whence.StaleCapture):
@@ -170,14 +160,7 @@ def step_of_layers(model: nn.Module) -> Any:
     """Is captured twice: the first attempt, with autograd's nodes of replayed layers, is thrown away."""
     whole = nn.Sequential(model, *(Layer() for _ in range(4)))
     optimizer = torch.optim.AdamW(whole.parameters())
-
-    def train(x: Tensor) -> Tensor:
-        loss: Tensor = whole(x).sum()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss
-
+    train = zero_last(whole, optimizer)
     return whence.capture_step(train, (X,), model=whole, optimizer=optimizer)
 
 

@@ -132,9 +132,10 @@ class Enclosed:
                 held = getattr(value, "__self__", None) if isinstance(value, MethodType) else value
                 if has_state(held) or is_looked_at_whole(held) or is_theirs(held):
                     self.reach(row.path, held)
-        for file in [row.before for row in self.rows if isinstance(row.before, ModuleType)]:
+        spelled = frozenset(self._spelled)
+        for file in {row.before: None for row in self.rows if isinstance(row.before, ModuleType)}:
             if not is_library(file.__name__):
-                self.see_file(file, spelled_in(vars(file), frozenset(self._spelled)))
+                self.see_file(file, spelled_in(vars(file), spelled))
 
     def restore(self) -> None:
         """Give all of it back."""
