@@ -1,4 +1,5 @@
 import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -32,6 +33,13 @@ def pytest_unconfigure() -> None:
     """Look once for what nobody holds, where pytest looks five times through all that tests have loaded."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _compiles_afresh() -> None:
+    """A limit counts what a process has compiled: beyond it a test would run what it is to compile."""
+    if "torch._dynamo" in sys.modules:
+        torch.compiler.reset()
 
 
 @pytest.fixture

@@ -144,7 +144,6 @@ def runs(
     yield "bound", program.bind(model)
     yield "child", child(model, captured)
     if compiled:
-        torch.compiler.reset()
         yield "compiled", torch.compile(program.unflatten(), backend="eager", fullgraph=True)
         yield "compiled in a graph", torch.compile(program.module(), backend="eager")
 
