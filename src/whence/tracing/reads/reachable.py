@@ -382,7 +382,7 @@ class Reachable:
             if not issubclass(kind, Enum):
                 self._save(kind.__name__, kind, None)
             for base in (*kind.__mro__[1:], type(kind)):
-                self._class(base, code, names, depth - 1)
+                self._class(base, code, names, depth)
         called = ENTERED.union(names)
         for name, held in list(vars(kind).items()):
             if (function := function_in(held)) is not None:
