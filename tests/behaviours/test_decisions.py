@@ -92,6 +92,15 @@ def test_another_decision_is_refused(row: Deciding, mode: str) -> None:
     model.load_state_dict(held)
 
 
+def test_masks_choose_among_gradients() -> None:
+    """A gradient that is an input has no values on the example, and those of masks are enough for its size."""
+    row = next(row for row in ROWS if row.name == "Tailed")
+    model, program = captured(row, "tangents")
+    assert program.verify(model, row.example).ok
+    expected = one_run(deepcopy(model), row.example, has_loss=False)
+    assert all(map(same_bits, one_run(program.unflatten(copy=True), row.example, has_loss=False), expected))
+
+
 ROWS_FILE = __file__.replace("test_decisions.py", "deciding.py")
 
 

@@ -22,6 +22,7 @@ from whence.errors import Place, UnsupportedMutation
 if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
 
+_INDEX = torch.ops.aten.index.Tensor
 _PACK = torch.ops.aten._pack_padded_sequence.default
 _LARGEST = 2**53
 """From here on, and for what is no number, Python's integers are others than a tensor's."""
@@ -85,6 +86,8 @@ class Decider:
         )
         node.meta["val"] = None
         found = self._values.of(node)
+        if found is ABSENT and func is _INDEX:
+            found = self._values.sized_by_indices(node)
         if found is ABSENT:
             recorder.graph.erase_node(node)
             return None

@@ -69,6 +69,22 @@ class ExampleValues:
                 self._values[row] = self._computed(row)
         return self._values[node]
 
+    def sized_by_indices(self, node: fx.Node) -> Any:
+        """What has the size of an indexing's result, which masks alone decide: of a gradient nothing else is known.
+
+        Its numbers are none of the example's: the value of the node stays `ABSENT`.
+        """
+        source: Any = node.args[0]
+        indices: Any = fx.map_arg(node.args[1], self._values.__getitem__)
+        if any(index is ABSENT for index in indices):
+            return ABSENT
+        shown = source.meta["val"]
+        with for_real():
+            gradient = torch.empty_strided(
+                shown.shape, shown.stride(), dtype=shown.dtype, device=shown.device
+            )
+            return node.target(gradient, indices)  # type: ignore[operator]
+
     def know(self, node: fx.Node, value: Any) -> None:
         """A value that was found another way."""
         self._values[node] = value
