@@ -93,7 +93,7 @@ def test_another_decision_is_refused(row: Deciding, mode: str) -> None:
 
 
 def test_masks_choose_among_gradients() -> None:
-    """A gradient that is an input has no values on the example, and those of masks are enough for its size."""
+    """A gradient that is an input has no values on the example; those of masks are enough for its size."""
     row = next(row for row in ROWS if row.name == "Tailed")
     model, program = captured(row, "tangents")
     assert program.verify(model, row.example).ok

@@ -225,6 +225,31 @@ def _if_none_inside(self: Any, x: Tensor) -> Tensor:
     return result
 
 
+def _flagged(self: Any, x: Tensor) -> Tensor:
+    self.value.used = True
+    return x * 2 if self.value.used else x
+
+
+class Forwarding(nn.Module):
+    """A wrapper that looks for attributes in its tables by itself, and then in what it wraps, as those of
+    tensordict do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.module(x) * self.in_features
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        held = self.__dict__
+        for table in ("_parameters", "_buffers", "_modules"):
+            if name in held[table]:
+                return held[table][name]
+        return getattr(super().__getattr__("module"), name)
+
+
 def _under(self: Any, x: Tensor) -> Tensor:
     with self.value:
         return x * 2
@@ -316,6 +341,9 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "lazy": lambda: nn.Sequential(nn.LazyLinear(4)),
     "filled when None": lambda: Holding(_if_none, None),
     "filled when missing": lambda: Holding(_if_missing, None),
+    "flag that each run puts there": lambda: Holding(_flagged, types.SimpleNamespace(used=False)),
+    "flag that each run puts in an object": lambda: Holding(_flagged, Cache()),
+    "forwarding": Forwarding,
     "counter": lambda: Holding(_counting, 3),
     "counter of a function": lambda: Holding(lambda _, x: _counted(x), None),
     "counter of a held function": holding(lambda self, x: self.value(x), lambda: _counted),

@@ -70,7 +70,8 @@ class ExampleValues:
         return self._values[node]
 
     def sized_by_indices(self, node: fx.Node) -> Any:
-        """What has the size of an indexing's result, which masks alone decide: of a gradient nothing else is known.
+        """What has the size of an indexing's result, which masks alone decide: nothing else is known of a
+        gradient.
 
         Its numbers are none of the example's: the value of the node stays `ABSENT`.
         """

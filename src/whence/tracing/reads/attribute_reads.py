@@ -70,13 +70,6 @@ Reader = tuple[ModulePath | None, Source | None]
 """Who reads: the module that runs, and the user's line."""
 
 
-def _settled(read: Read) -> Read:
-    """A read without what the run made: what the holder holds, and what its class answers, stays."""
-    if not read.is_there or issubclass(type(read.value), _KEPT) or _is_held(read):
-        return read
-    return read._replace(value=None, is_held=False)
-
-
 def _is_held(read: Read) -> bool:
     held = own_attributes(read.holder)
     for name in TABLES:
@@ -225,10 +218,11 @@ class Reads:
     def _read_by_text(self, holder: object) -> None:
         """Code has all attributes of a thing: those are noted of which it has the name as text."""
         held = own_attributes(holder)
+        elsewhere = {*TABLES, *(key for table in TABLES for key in held.get(table, ()))}
         for name in sorted(self.reachable.texts):
             if name in held:
                 self.read(holder, name, held[name])
-            elif name not in TABLES and static_attribute(holder, name) is NOTHING:
+            elif name not in elsewhere and static_attribute(holder, name) is NOTHING:
                 self.missing(holder, name)
 
     def missing(self, holder: object, name: str) -> bool:
@@ -257,7 +251,7 @@ class Reads:
 
         `around` is what a step named outside of the model.
         """
-        subject, rows = self._subject, tuple(map(_settled, self._rows))
+        subject, rows = self._subject, tuple(map(self._settled, self._rows))
         self._rows.clear()
         objects, left = tuple(self._objects), self._left
         self._left = Left()
@@ -269,6 +263,13 @@ class Reads:
         self._variables = ()
         held = (subject.call, subject.roots, self._modules, objects, rows, left, variables)
         return Observed(*held, named, named | self.spelled)
+
+    def _settled(self, read: Read) -> Read:
+        """A read without what the run made: what the holder holds, and what its class answers, stays."""
+        is_kept = not read.is_there or issubclass(type(read.value), _KEPT) or _is_held(read)
+        if is_kept and not self._before.was_written(read):
+            return read
+        return read._replace(value=None, is_held=False)
 
     def _left_behind(self, changes: Sequence[Change], values: RunValues) -> Left:
         paths: dict[int, ModulePath] = {}

@@ -77,6 +77,13 @@ class ContainerSnapshot:
         elif issubclass(type(value), CONTAINERS) and id(value) not in self._contents:
             self._contents[id(value)] = contents_of(name, cast(Container, value))
 
+    def was_written(self, read: Read) -> bool:
+        """Whether an object held what the run itself had put there: asked when all is as it was before it."""
+        is_own = read.is_there and (id(read.holder), read.name) in self._own
+        if not is_own or isinstance(read.holder, nn.Module):
+            return False
+        return attributes_and_slots(read.holder).get(read.name, self) is not read.value
+
     def _computed_by(self, kind: type) -> frozenset[str]:
         """The attributes of a class that reading puts there."""
         if kind not in self._computed:
