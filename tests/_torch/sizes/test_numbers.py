@@ -119,3 +119,11 @@ def test_unknown_is_a_number_that_is_not_shown() -> None:
     assert operator.mul(Unknown(1.0), 2) == 2
     with pytest.raises(Needed):
         repr(recorded()[1])
+
+
+def test_a_profiler_writes_numbers_as_text() -> None:
+    """PyTorch's, which notes what operators are given, asks for the text when it stops."""
+    tensor, (_, number) = torch.ones(2), recorded()
+    with torch.profiler.profile(record_shapes=True) as profiler, Seen():
+        tensor.add_(tensor, alpha=number)
+    assert "aten::add_" in {event.name for event in profiler.events() or ()}

@@ -151,11 +151,13 @@ class _NumberNode:
     def is_constant(self) -> bool:
         return False
 
-    def guard_float(self, _file: str, _line: int) -> float:
+    def guard_float(self, _file: builtins.str, _line: int) -> float:
         raise self.arithmetic.refuse(self.node, _AS_FLOAT)
 
-    def _graph_repr(self) -> str:
+    def _graph_repr(self) -> builtins.str:
         return f"the number {self.node.name}"
+
+    str = _graph_repr  # PyTorch's profiler writes what operators were given
 
 
 def _operand(value: object) -> bool:
