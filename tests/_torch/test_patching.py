@@ -4,10 +4,12 @@ import random
 import sys
 import threading
 from contextlib import ExitStack
+from functools import wraps
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+import torch
 
 from whence._torch.patching import ABSENT, patched, patches_undone, without_patches
 
@@ -100,6 +102,15 @@ def test_what_was_there_before_the_patches() -> None:
         assert without_patches(Heir.own) is ABSENT
         assert without_patches("second, but another") == "second, but another"
     assert without_patches("first") == "first"
+
+
+@pytest.mark.canary("torch._dynamo.eval_frame.DisableContext._torchdynamo_orig_callable")
+def test_what_keeps_the_compiler_from_reading_a_function_is_seen_through() -> None:
+    """`torch.compiler.disable`, also twice; but not what compiles a function, nor what another wraps."""
+    unread = torch.compiler.disable(torch.compiler.disable(len, reason="one"), reason="two")
+    assert without_patches(unread) is len
+    for other in (torch.compile(without_patches), wraps(without_patches)(lambda: None)):
+        assert without_patches(other) is other
 
 
 def test_a_module_loaded_meanwhile_gives_back_what_it_took(

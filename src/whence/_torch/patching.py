@@ -4,6 +4,7 @@ Such a patch is there for every thread, so what is on is known for the whole pro
 put on each other may be taken off in any order, and one that an interrupt kept from being taken off is found.
 """
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ import torch
 
 BASES = "__bases__"
 _OURS = f"{__name__.partition('.')[0]}."
-_TRACER = torch.fx.Tracer.trace.__code__.co_filename
+_TRACER = inspect.unwrap(torch.fx.Tracer.trace).__code__.co_filename
+_UNREAD, _WITHIN = "_torchdynamo_disable", "_torchdynamo_orig_callable"
 ABSENT: Any = object()
 """What is put in the place of an attribute that shall not be there."""
 
@@ -54,14 +56,19 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def without_patches(value: Any) -> Any:
-    """What was there before the patches that are on, of what an attribute holds now: those of ours, and what
-    `torch.fx` puts in the place of calls of modules while it traces, for all threads."""
+    """What was there before the patches that are on, of what an attribute holds now: those of ours, what
+    `torch.fx` puts in the place of calls of modules while it traces, for all threads, and what keeps
+    `torch.compile` from reading a function, as it does to PyTorch's optimizers when it is first used."""
     if _on or _left:  # seldom, and checks ask this of everything
         for patch in (*reversed(_on), *_left):
             if patch.value is value:
                 value = patch.before
-    is_tracer_s = type(value) is FunctionType and value.__code__.co_filename == _TRACER
-    return without_patches(value.__wrapped__) if is_tracer_s and "__wrapped__" in vars(value) else value
+    if type(value) is not FunctionType or not (held := vars(value)):
+        return value
+    is_tracer_s = value.__code__.co_filename == _TRACER
+    within = held.get("__wrapped__" if is_tracer_s else _WITHIN)
+    is_around = within is not None and (is_tracer_s or _UNREAD in held)
+    return without_patches(within) if is_around else value
 
 
 def patches_undone() -> Callable[[], None]:

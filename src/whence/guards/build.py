@@ -198,7 +198,7 @@ def guards_of(program: FlatProgram, observed: Observed, made: Sequence[Tensor] =
 
 def _variable(describer: Describer, found: Outside, source: Source | None) -> Guard:
     describe = describer.thing if found.is_thing else describer.describe
-    expected = Missing() if found.value is NOTHING else describe(found.value)
+    expected = Missing() if found.value is NOTHING else describe(without_patches(found.value))
     return Guard(GuardKind.VARIABLE, found.path, expected, _DECIDED, found.path, source=source)
 
 

@@ -236,7 +236,9 @@ def _variable_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
     """Globals, closures and environment variables that hold something else now."""
     for guard, row in plan.variables:
         now = without_patches(row.now())
-        is_same = now is row.value and not _may_be_written(guard.expected, now)
+        is_same = (now is row.value or now is without_patches(row.value)) and not _may_be_written(
+            guard.expected, now
+        )
         is_same = is_same and _looks_the_same(guard.expected, now)
         found = None if is_same else found_in_place(guard.expected, now, walk)
         if found is not None:

@@ -364,7 +364,8 @@ class Step:
     @property
     def replaced(self) -> list[Outside]:
         """What the step finds another in the place of, of `actors`, but for what a capture puts there."""
-        return [row for row in self.actors or () if without_patches(row.now()) is not row.value]
+        pairs = ((row, without_patches(row.now())) for row in self.actors or ())
+        return [row for row, now in pairs if now is not without_patches(row.value)]
 
     @property
     def zeroed(self) -> frozenset[str]:
