@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 import whence
+from tests.checks import differing, state
 
 X = torch.ones(2, 4)
 NAMES = ((SGD, "_init_group"), (sys.modules[SGD.__module__], "_fused_sgd"))
@@ -58,3 +59,31 @@ def test_the_compiler_is_used_for_the_first_time(
     after(monkeypatch)
     assert list(map(str, program.check(model, (X,)))) == []
     run(X)
+
+
+def test_a_bound_step_inside_a_compiled_function() -> None:
+    """The compiler reads none of it, and goes on behind it."""
+    model, optimizer, step = stepping()
+    eager, _, theirs = stepping()
+    run = whence.capture_step(step, (X,), model=model, optimizer=optimizer).bind(model, optimizer)
+    compiled = torch.compile(lambda x: run(x) * 2, backend="eager")
+    for _ in range(3):
+        assert torch.equal(compiled(X), theirs(X) * 2)
+    assert differing(state(eager), state(model)) == []
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.parametrize("on_violation", ["raise", "recapture"])
+def test_a_guarded_program_inside_a_compiled_function(on_violation: Any) -> None:
+    """It looks at the model in every call, as outside of one."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+    guarded = whence.capture(model.eval(), (X,)).guarded(model, on_violation=on_violation)
+    compiled = torch.compile(lambda x: guarded(x) * 2, backend="eager")
+    for _ in range(2):
+        assert torch.equal(compiled(X), model(X) * 2)
+    model[1] = nn.Tanh()
+    if on_violation == "raise":
+        with pytest.raises(whence.StaleCapture):
+            compiled(X)
+    else:
+        assert torch.equal(compiled(X), model(X) * 2)

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from whence._torch.autograd.nodes import below_autograd
 from whence._torch.graphs import own_copy, with_code
 from whence._torch.observe.attribute_reads import own_attributes
+from whence._torch.observe.compile_flags import unread
 from whence._torch.observe.generators import set_states, states
 from whence._torch.observe.training_steps import Optimizers, as_one_optimizer, is_optimizer, members_of
 from whence._torch.sizes.numbers import stays
@@ -91,10 +92,13 @@ class Bound:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run once; raises `CallError` for other inputs, `StaleCapture` where the capture does not hold."""
+        return unread(self._called, args, kwargs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.variants and self.program.convention.faults(args, kwargs):
             for variant in self.variants:
                 if not variant.program.convention.faults(args, kwargs):
-                    return variant(*args, **kwargs)
+                    return variant._called(args, kwargs)
         if not self._has_run and self._begins:
             return self._first(args, kwargs)
         return self._one_of_the_ways(args, kwargs)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from whence._torch.observe.compile_flags import unread
 from whence._torch.observe.generators import set_states, states
 from whence._torch.plain_values import same_objects
 from whence.errors import Place, StaleCapture
@@ -70,7 +71,7 @@ class Guarded:
         """Check, then run; raises `StaleCapture` where a guard does not hold and that was asked for."""
         stale: list[tuple[_Path, StaleCapture]] = []
         try:
-            return self._called(stale, args, kwargs)
+            return unread(self._called, stale, args, kwargs)
         finally:
             stale.clear()  # an error holds the frames that it left, which would hold it
 

@@ -12,6 +12,7 @@ from whence._torch.observe.compile_flags import (
     compiler_reading,
     compiling_on_this_thread,
     constant_to_tracers,
+    unread,
 )
 
 QUESTIONS: list[Callable[[], bool]] = [torch.compiler.is_compiling, torch.compiler.is_exporting]
@@ -141,11 +142,13 @@ def test_functions_that_a_compiler_reads_in_passing() -> None:
         torch._dynamo.graph_break()
         seen.append(torch._C._dynamo.eval_frame.get_eval_frame_callback() is not None)
         seen.append(torch.compiler.disable(lambda: compiler_reading() is not None)())
+        seen.append(unread(lambda: compiler_reading() is not None))
         return x + 1
 
     torch.compile(looks, backend="eager")(torch.ones(2))
-    assert seen == [True, False]
+    assert seen == [True, False, False]
     assert compiler_reading() is None
+    assert unread(max, 1, 2) == 2
 
 
 @pytest.mark.canary("torch._dynamo.variables.functions.UserFunctionVariable._dynamo_marked_constant")
