@@ -23,6 +23,9 @@ class Keeping(nn.Module):
         super().__init__()
         self.inner = nn.Linear(4, 2)
         self.inner.calls = 0  # type: ignore[assignment]
+        self.marked = [torch.zeros(2)]
+        for held in (self.inner.weight, self.marked[0]):
+            held.calls = 0  # type: ignore[union-attr]
         self.taken, self.losses, self.last, self.logged = 0, [0.5], None, {"scale": 2.0}
         self.keep = keep
         self.optimizer = SGD(self.inner.parameters(), lr=0.1)
@@ -36,7 +39,8 @@ class Keeping(nn.Module):
         return loss
 
     def kept(self) -> str:
-        return str([self.taken, self.losses, self.last, self.logged, self.inner.calls])
+        held: list[Any] = [self.inner, self.inner.weight, self.marked[0]]
+        return str([self.taken, self.losses, self.last, self.logged, *(each.calls for each in held)])
 
 
 def counts(model: Any, _: Tensor) -> None:
@@ -66,13 +70,21 @@ def divides_by_its_count(model: Any, _: Tensor) -> None:
         held.data.div_(model.taken)
 
 
+def counts_in_tensors(model: Any, _: Tensor) -> None:
+    for held in (model.inner.weight, model.marked[0]):
+        held.calls += 1
+
+
 def every_other(model: Any, loss: Tensor) -> None:
     model.taken += 1
     if model.taken % 2:
         model.losses.append(loss.item())
 
 
-KEEPING = [counts, appends, remembers, keeps_a_tensor, logs, divides_by_its_count, every_other]
+KEEPING = [
+    *(counts, appends, remembers, keeps_a_tensor, logs, divides_by_its_count, every_other),
+    counts_in_tensors,
+]
 
 
 @pytest.mark.sample(3)
