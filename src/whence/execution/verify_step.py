@@ -195,6 +195,8 @@ def _run(
             tensors[name].grad = tensors[name].detach().clone()
         with compiled_functions_run_eagerly(spares_operators=True):
             result = call(*given[0], **given[1])
+        now = tensors_by_name(subject)  # another tensor may have taken the place of a buffer
+        tensors = {name: now.get(name, tensor) for name, tensor in tensors.items()}
         held = {row.path: _as_tensor(row.value) for row in found.entries(None) if row.value is not None}
         held |= {row.path: _as_tensor(row.value) for row in found.settings() if is_number(row.value)}
         held |= {path: _as_tensor(value) for path, value in _host_state(step)}

@@ -19,8 +19,11 @@ from tests.tracing.steps.small import batch
 class Keeping(nn.Module):
     """A module that trains itself, and keeps things as attributes."""
 
+    mean: Tensor
+
     def __init__(self, keep: Callable[[Keeping, Tensor], Any]) -> None:
         super().__init__()
+        self.register_buffer("mean", torch.zeros(()))
         self.inner = nn.Linear(4, 2)
         self.inner.calls = 0  # type: ignore[assignment]
         self.marked = [torch.zeros(2)]
@@ -75,6 +78,10 @@ def counts_in_tensors(model: Any, _: Tensor) -> None:
         held.calls += 1
 
 
+def puts_a_buffer(model: Any, loss: Tensor) -> None:
+    model.mean = model.mean * 0.9 + loss.detach()
+
+
 def every_other(model: Any, loss: Tensor) -> None:
     model.taken += 1
     if model.taken % 2:
@@ -83,7 +90,7 @@ def every_other(model: Any, loss: Tensor) -> None:
 
 KEEPING = [
     *(counts, appends, remembers, keeps_a_tensor, logs, divides_by_its_count, every_other),
-    counts_in_tensors,
+    *(counts_in_tensors, puts_a_buffer),
 ]
 
 
@@ -103,6 +110,7 @@ def test_attributes_are_eager(keep: Any, way: str) -> None:
     step = ours.training_step if way == "method" else function
     before = ours.kept()
     program = whence.capture_step(step, (batch(),), model=ours, optimizer=ours.optimizer)
+    assert program.verify(ours, (batch(),)).ok
     assert ours.kept() == before
     run = program.bind(ours, ours.optimizer)
     for scale in (1.0, 0.5, 2.0):

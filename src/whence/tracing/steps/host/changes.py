@@ -1,10 +1,12 @@
 """What a step has changed of what it is part of, place by place."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
+
+from torch import Tensor
 
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.plain_values import same_objects
@@ -117,6 +119,9 @@ def _entries_kept(before: Sequence[Any], now: Sequence[Any], thing: Any) -> int 
     )
 
 
-def is_of_modules(change: HostChange) -> bool:
-    """Whether it is about what every module has, which programs change by themselves."""
+def is_of_modules(change: HostChange, buffers: Set[int]) -> bool:
+    """Whether it is about what every module has, or a tensor that took the place of one in these tables of
+    `buffers`: programs change these by themselves."""
+    if id(change.place.holder) in buffers:
+        return isinstance(change.before, Tensor) and isinstance(change.after, Tensor)
     return change.place.is_of_module and change.place.key in OF_MODULES

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.plain_values import PLAIN_IN_WHOLE, same_constant
 from whence._torch.pytrees import TreeSpec, spelled, tree_flatten, tree_flatten_with_path, tree_unflatten
 from whence._torch.sizes.numbers import is_recorded
@@ -216,7 +217,9 @@ class HostRun:
             )
         renewed = self.enclosed.renewed()
         changes = [row for row in changes_of(self.enclosed.rows) if row.place.path not in renewed]
-        changes = [row for row in changes if not is_of_modules(row)]
+        modules = self._session.run.subject.named_modules()
+        buffers = {id(own_attributes(module)["_buffers"]) for _, module in modules}
+        changes = [row for row in changes if not is_of_modules(row, buffers)]
         refuse_changed((path for path in self._unrepeatable(changes) if path not in renewed), place)
         unknown = [row for row in changes if not self._assumed.knows(row.place.identity)]
         if unknown:
