@@ -1,13 +1,16 @@
 """In-place operations on buffers, parameters and inputs: their new values are outputs of the program."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import whence
+from tests.checks import same_bits
 from tests.tracing.writing import Bodies, Body, Writer, check
 from whence import OutputKind
 
@@ -228,3 +231,118 @@ def test_shared_memory_that_is_written_is_refused() -> None:
 def test_nothing_written_is_no_output() -> None:
     """A buffer that is only read is not among the outputs."""
     assert mutations(buffer_returned_without_a_write) == []
+
+
+class Counted(torch.autograd.Function):
+    """What it is given; its backward tells."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, tell: Callable[[Tensor], None]) -> Tensor:
+        ctx.tell = tell
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        ctx.tell(*gradients)
+        return *gradients, None
+
+
+class Late(nn.Module):
+    """Writes a buffer in the backward: what does so says `begin`, and what is written `write`."""
+
+    seen: Tensor
+
+    def __init__(self, begin: Callable[[Any, Tensor], Tensor], write: Callable[[Any, Tensor], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.inner, self.norm = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4)
+        self.register_buffer("seen", torch.zeros(4))
+        self.begin, self.write = begin, write
+        self.inner.register_full_backward_hook(self.called if begin is in_a_hook_on_a_module else ignored)
+
+    def tell(self, gradient: Tensor) -> None:
+        self.write(self, gradient.detach().sum(0))
+
+    def called(self, _module: nn.Module, _given: Any, gradients: Any) -> None:
+        self.tell(gradients[0])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.begin(self, self.inner(self.first(x))).sin()
+
+
+def ignored(*_: Any) -> None:
+    """A hook that does nothing."""
+
+
+def in_a_hook_on_a_module(_: Any, y: Tensor) -> Tensor:
+    return y
+
+
+def in_a_hook_on_a_tensor(model: Any, y: Tensor) -> Tensor:
+    y.register_hook(model.tell)
+    return y
+
+
+def in_a_hook_on_a_node(model: Any, y: Tensor) -> Tensor:
+    y.grad_fn.register_prehook(lambda gradients: model.tell(gradients[0]))  # type: ignore[union-attr]
+    return y
+
+
+def in_a_function_of_the_users(model: Any, y: Tensor) -> Tensor:
+    found: Tensor = Counted.apply(y, model.tell)  # type: ignore[no-untyped-call]
+    return found
+
+
+def in_a_checkpoint(model: Any, y: Tensor) -> Tensor:
+    found: Tensor = checkpoint(model.norm, y, use_reentrant=False)
+    return found
+
+
+def adds(model: Any, gradient: Tensor) -> None:
+    model.seen.add_(gradient)
+
+
+def puts(model: Any, gradient: Tensor) -> None:
+    model.seen = model.seen * 0.9 + gradient
+
+
+LATE = pytest.mark.parametrize(
+    ("begin", "write"),
+    [
+        *((in_a_hook_on_a_module, write) for write in (adds, puts)),
+        *((in_a_hook_on_a_tensor, write) for write in (adds, puts)),
+        *((in_a_hook_on_a_node, adds), (in_a_function_of_the_users, puts), (in_a_checkpoint, adds)),
+    ],
+)
+
+
+@LATE
+def test_a_write_in_the_backward_is_no_part_of_a_joint_program(begin: Any, write: Any) -> None:
+    """It writes state when its forward is done."""
+    with pytest.raises(whence.UnsupportedMutation, match="is written in the backward") as caught:
+        whence.capture(Late(begin, write), (torch.ones(3, 4),), backward=torch.sum)
+    assert "capture_step" in str(caught.value.remedy)
+
+
+@LATE
+def test_a_write_in_the_backward_of_a_step(begin: Any, write: Any) -> None:
+    """Buffers and weights are eager's after each step."""
+    found, x = [], torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    for is_captured in (False, True):
+        model = Late(begin, write)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor, model: Any = model, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x).sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        run: Any = step
+        if is_captured:
+            program = whence.capture_step(step, (x,), model=model, optimizer=optimizer)
+            assert program.verify(model, (x,)).ok
+            run = program.bind(model, optimizer)
+        found.append([*(run(x * scale) for scale in (1.0, 0.5, 2.0)), *model.state_dict().values()])
+    assert all(map(same_bits, *found))

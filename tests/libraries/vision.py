@@ -131,7 +131,6 @@ def shuffle_net(models: Any) -> nn.Module:
         "written in the backward",
         "its checkpoints run batch norms again in the backward, which count the batch once more",
         "joint",
-        "steps",
     ),
 )
 def dense_net(models: Any) -> nn.Module:

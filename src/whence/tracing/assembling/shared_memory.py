@@ -15,9 +15,8 @@ from whence.tracing.recording.run import Recorded
 def refuse_shared_writes(recorded: Recorded, values: GraphValues) -> None:
     """Raise `UnsupportedMutation` naming all that is written twice, or shares its memory with something."""
     tensors = dict(_tensors(recorded))
-    of_step = {node for _, node in recorded.rows}  # gradients of before are added to in the backward
     written = values.written.items()
-    faults = [fault for row, value in written if row not in of_step for fault in _written_again(row, value)]
+    faults = [] if recorded.is_step else [fault for row in written for fault in _written_late(*row)]
     faults += [fault for row, _ in written for fault in _shared(row, tensors, values.written)]
     UnsupportedMutation.refuse(faults)
 
@@ -46,14 +45,20 @@ def refuse_tied(recorded: Recorded, in_place: Collection[fx.Node]) -> None:
     UnsupportedMutation.refuse(faults[:1])
 
 
-def _written_again(placeholder: fx.Node, value: fx.Node) -> Iterator[Fault]:
-    if value.op == "placeholder" or origin_of(value).phase is not Phase.BACKWARD:
+def _written_late(placeholder: fx.Node, value: fx.Node) -> Iterator[Fault]:
+    if value.op == "placeholder" or (origin := origin_of(value)).phase is not Phase.BACKWARD:
         return
+    again = "a checkpoint that runs its region again writes state (such as running statistics) again"
+    late = (
+        "a program writes state when its forward is done; a hook, or other code of the backward, does later"
+    )
+    apart = "keep modules that write state out of the checkpoint, or turn checkpointing off"
+    step = "the training step (whence.capture_step): a step writes when all of it is done"
     yield Fault(
         f"{placeholder.name} is written in the backward",
-        where=Place(str(origin_of(value).place or "") or None),
-        why="a checkpoint that runs its region again writes state (such as running statistics) again",
-        remedy="keep modules that write state out of the checkpoint, or turn checkpointing off",
+        where=Place(str(origin.place or "") or None, None if origin.source is None else str(origin.source)),
+        why=again if origin.recomputed else late,
+        remedy=f"{apart}; or capture {step}" if origin.recomputed else f"capture {step}",
     )
 
 

@@ -220,9 +220,9 @@ def _recorded(session: Session, example: Example, backward: bool | Loss) -> Reco
         if backward is True:
             refuse_returned_parameters(subject, prepared, recorded.result_nodes)
         if backward:
-            recorded = replace(
-                recorded, backward=differentiate(session, whole_leaves(result), prepared, loss)
-            )
+            passed = differentiate(session, whole_leaves(result), prepared, loss)
+            now = _reassigned(session, subject, prepared)  # a hook may have put another tensor there
+            recorded = replace(recorded, backward=passed, reassigned=now)
         session.replay.check(recorded.result_nodes)
         return recorded
 
@@ -379,7 +379,6 @@ def forward_half(session: Session, subject: Subject, prepared: Prepared, result:
     leaves, spec = tree_flatten(result)
     leaves = [number_of(leaf) if _is_open_number(leaf) else leaf for leaf in leaves]
     nodes = tuple(session.tensors.held(leaf) for leaf in leaves)
-    placeholders = {id(row.tensor): node for row, node in prepared.state}
     return Recorded(
         session=session,
         prepared=prepared,
@@ -387,13 +386,21 @@ def forward_half(session: Session, subject: Subject, prepared: Prepared, result:
         results=tuple(leaves),
         result_nodes=nodes,
         result_parts=tuple(parts_in(result, "output")),
-        reassigned=(
-            *replaced_inputs(session.recorder),
-            *(
-                (placeholders[id(before)], node)
-                for before, after in reassigned_buffers(subject, prepared.state)
-                if (node := session.tensors.note_key(after)) is not None
-            ),
+        reassigned=_reassigned(session, subject, prepared),
+    )
+
+
+def _reassigned(
+    session: Session, subject: Subject, prepared: Prepared
+) -> tuple[tuple[fx.Node, fx.Node], ...]:
+    """The placeholders of what another tensor has taken the place of by now, each with its node."""
+    placeholders = {id(row.tensor): node for row, node in prepared.state}
+    return (
+        *replaced_inputs(session.recorder),
+        *(
+            (placeholders[id(before)], node)
+            for before, after in reassigned_buffers(subject, prepared.state)
+            if (node := session.tensors.note_key(after)) is not None
         ),
     )
 

@@ -28,7 +28,7 @@ class Keeping(nn.Module):
         self.inner.calls = 0  # type: ignore[assignment]
         self.marked = [torch.zeros(2)]
         for held in (self.inner.weight, self.marked[0]):
-            held.calls = 0  # type: ignore[union-attr]
+            held.calls = 0  # type: ignore[attr-defined]
         self.taken, self.losses, self.last, self.logged = 0, [0.5], None, {"scale": 2.0}
         self.keep = keep
         self.optimizer = SGD(self.inner.parameters(), lr=0.1)
