@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from whence._torch.function_tracer import FunctionTracer, Untold, untold
+import pytest
+
+from whence._torch.function_tracer import FunctionTracer, Untold, beside, untold
 
 
 def _users() -> None: ...
@@ -93,3 +95,27 @@ def test_tracers_of_others_hear_of_everything() -> None:
     finally:
         sys.settrace(before)
     assert "_inside" in seen
+
+
+def _nothing(*_: object) -> None:
+    """Follows nothing."""
+
+
+@pytest.mark.parametrize("kind", ["trace", "profile"])
+def test_code_may_have_a_tracer_of_its_own(kind: str) -> None:
+    """It is told of what it asks for, beside ours, and that it is alone; ours goes on when it ends."""
+    put, now = f"set{kind}", f"get{kind}"
+    ours, theirs, before = list[str](), list[str](), getattr(sys, now)()
+    with beside(kind, lambda frame, *_: ours.append(frame.f_code.co_name)):  # type: ignore[arg-type]
+        assert getattr(sys, now)() is None
+        getattr(sys, put)(lambda frame, *_: theirs.append(frame.f_code.co_name))
+        _users()
+        getattr(sys, put)(_nothing)
+        assert getattr(sys, now)() is _nothing
+        getattr(sys, put)(None)
+        _inside()
+    assert "_users" in ours
+    assert "_users" in theirs
+    assert "_inside" in ours
+    assert "_inside" not in theirs
+    assert getattr(sys, now)() is before

@@ -16,6 +16,14 @@ from tests.behaviours.constructions import ROWS, Parts, never, numbers, row
 
 __all__ = ["ROWS"]
 
+FACTOR: Any
+"""What tests put here."""
+
+
+def factor() -> Any:
+    return FACTOR  # noqa: F821
+
+
 # --- values that data decide -------------------------------------------------------------------------
 
 BY_VALUE = "which way it goes is a value's, and nobody said that the example decides"

@@ -259,10 +259,20 @@ def _helper(x: Tensor) -> Tensor:
     return x * CONFIG.shift * Other.factor
 
 
+def _traced(self: Any, x: Tensor) -> Tensor:
+    before = sys.gettrace()
+    sys.settrace(lambda *_: None)
+    try:
+        found = getattr(importlib.import_module("tests.behaviours.constructions_of_values"), "factor")  # noqa: B009
+        return self.linear(x) * found()
+    finally:
+        sys.settrace(before)
+
+
 def _imported(self: Any, x: Tensor) -> Any:
     from tests.behaviours import constructions_of_values as imported  # noqa: PLC0415
 
-    return self.linear(x) * imported.FACTOR  # type: ignore[attr-defined]
+    return self.linear(x) * imported.FACTOR
 
 
 def _held(self: Any, x: Tensor) -> Any:
@@ -621,6 +631,10 @@ AROUND: dict[str, tuple[Run, Change]] = {
         _imported,
         lambda patch: patch.setattr(constructions_of_values, "FACTOR", 3.0, raising=False),
     ),
+    "function_under_a_tracer_of_the_models_own": (
+        _traced,
+        lambda patch: patch.setattr(constructions_of_values, "FACTOR", 3.0, raising=False),
+    ),
     "another_module_among_modules": (
         lambda self, x: self.linear(x) * sys.modules["tests.behaviours.constructions_of_values"].FACTOR,
         lambda patch: patch.setitem(sys.modules, constructions_of_values.__name__, _another_module()),
@@ -632,7 +646,7 @@ AROUND: dict[str, tuple[Run, Change]] = {
         lambda patch: patch.setitem(sys.modules, constructions_of_values.__name__, _another_module()),
     ),
     "another_module_in_a_variable": (
-        lambda self, x: self.linear(x) * constructions_of_values.FACTOR,  # type: ignore[attr-defined]
+        lambda self, x: self.linear(x) * constructions_of_values.FACTOR,
         lambda patch: patch.setitem(globals(), "constructions_of_values", _another_module()),
     ),
 }
@@ -743,7 +757,7 @@ class WithModule(nn.Module):
 
     def forward(self, x: Tensor) -> Any:
         """Scaled by a number of the file."""
-        return x * self.code.FACTOR  # type: ignore[attr-defined]
+        return x * self.code.FACTOR
 
 
 def _by_held_file(_: World) -> Any:

@@ -4,10 +4,16 @@ While functions are traced, all of Python is several times as slow: where our ow
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, Literal
+
+from whence._torch.patching import patched
+
+_Kind = Literal["trace", "profile"]
+_put_tracer, _tracer = sys.settrace, sys.gettrace
 
 
 class FunctionTracer:
@@ -36,38 +42,38 @@ class FunctionTracer:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Inside the block, which is our own, nobody is told of functions but of those that are `told`."""
-        if sys.gettrace() != self.begins:  # nobody listens, or somebody else traces, too
+        if _tracer() != self.begins:  # nobody listens, or somebody else traces, too
             yield
             return
-        sys.settrace(None)
+        _put_tracer(None)
         self._is_aside = True
         try:
             yield
         finally:
             self._is_aside = False
-            sys.settrace(self.begins)
+            _put_tracer(self.begins)
 
     def put_aside(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What `work` gives, which is our own: nobody is told of the functions that it calls."""
-        sys.settrace(None)
+        _put_tracer(None)
         self._is_aside = True
         try:
             return work(*args, **kwargs)
         finally:
             self._is_aside = False
             if self._listening:
-                sys.settrace(self.begins)
+                _put_tracer(self.begins)
 
     def told(self, work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """What `work` gives, which may call functions of the user's, from inside our own."""
         if not self._is_aside:
             return work(*args, **kwargs)
         self._is_aside = False
-        sys.settrace(self.begins)
+        _put_tracer(self.begins)
         try:
             return work(*args, **kwargs)
         finally:
-            sys.settrace(None)
+            _put_tracer(None)
             self._is_aside = True
 
     def _begins(self, frame: FrameType, _event: str, _argument: object) -> None:
@@ -80,7 +86,7 @@ class FunctionTracer:
 
 def untold(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """What `work` gives, which is our own; a tracer of ours that is on is told of nothing."""
-    tracer = sys.gettrace()
+    tracer = _tracer()
     if tracer is None:
         return work(*args, **kwargs)
     told = getattr(tracer, "__self__", None)
@@ -100,6 +106,44 @@ class Untold:
         return untold(self._context.__exit__, *error)
 
 
+class _Beside:
+    """What the interpreter calls for ours, and for what code of this thread puts there meanwhile, which is
+    told that it is alone. Other threads have their own."""
+
+    def __init__(self, kind: _Kind, ours: Callable[..., Any]) -> None:
+        self._put, self._now = getattr(sys, f"set{kind}"), getattr(sys, f"get{kind}")
+        self._thread = threading.get_ident()
+        self._ours, self._theirs = ours, None
+
+    def put(self, theirs: Any) -> None:
+        """In the place of `sys.settrace`, or of `sys.setprofile`."""
+        if threading.get_ident() != self._thread:
+            self._put(theirs)
+            return
+        self._theirs = theirs
+        self._put(self._ours if theirs is None else self._both)
+
+    def now(self) -> Any:
+        """In the place of `sys.gettrace`, or of `sys.getprofile`."""
+        return self._theirs if threading.get_ident() == self._thread else self._now()
+
+    def _both(self, frame: FrameType, event: str, argument: object) -> Any:
+        self._ours(frame, event, argument)
+        return None if self._theirs is None else self._theirs(frame, event, argument)
+
+
+@contextmanager
+def beside(kind: _Kind, ours: Callable[..., Any]) -> Iterator[None]:
+    """Let the interpreter call `ours` inside the block, whatever tracer, or profiler, its code has itself."""
+    shared, put = _Beside(kind, ours), getattr(sys, f"set{kind}")
+    with patched(sys, f"set{kind}", shared.put), patched(sys, f"get{kind}", shared.now):
+        put(ours)
+        try:
+            yield
+        finally:
+            put(None)
+
+
 @contextmanager
 def _tracing(begins: Callable[[FrameType, str, object], None]) -> Iterator[None]:
     """Let the interpreter call `begins` for every frame.
@@ -107,15 +151,8 @@ def _tracing(begins: Callable[[FrameType, str, object], None]) -> Iterator[None]
     A tracer that returns nothing is told of nothing else; where somebody traces already (a debugger, a
     measurement of coverage), a profiler is, too.
     """
-    if sys.gettrace() is not None:
-        with _profiling(begins):
-            yield
-        return
-    sys.settrace(begins)
-    try:
+    with beside("trace", begins) if _tracer() is None else _profiling(begins):
         yield
-    finally:
-        sys.settrace(None)
 
 
 @contextmanager
@@ -126,11 +163,10 @@ def _profiling(begins: Callable[[FrameType, str, object], None]) -> Iterator[Non
         if event == "call":
             begins(frame, event, argument)
 
-    sys.setprofile(notice)
     try:
-        yield
+        with beside("profile", notice):
+            yield
     finally:
-        sys.setprofile(None)
         if hasattr(before, "enable"):  # the C profiler turns itself on
             before.enable()
         else:

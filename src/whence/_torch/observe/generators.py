@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from whence._torch.function_tracer import beside
 from whence._torch.patching import ABSENT, patched
 from whence._torch.tensors import generator_state, set_generator_state
 
@@ -212,12 +213,8 @@ def default_generator_watched(setting: Callable[[CodeType], None]) -> Iterator[N
         if is_setter and _is_default(getattr(called, "__self__", None)):
             setting(frame.f_code)
 
-    sys.setprofile(profile)
-    try:
+    with beside("profile", profile):
         yield
-    finally:
-        if sys.getprofile() is profile:
-            sys.setprofile(None)
 
 
 def without_default_generator(
