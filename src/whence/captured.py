@@ -444,7 +444,8 @@ def capture(
     example.
     `state="inputs"` makes parameters and buffers placeholders, `"attributes"` makes them `get_attr` nodes.
     With `strict`, PyTorch's bytecode front end (`torch.export.export(strict=True)`) reads a module's code,
-    where tracing runs it. What it assumed of the model it does not say, so such a program has no guards.
+    where tracing runs it. What it assumed it does not say: such a program has no guards. While it reads, it
+    turns oneDNN off for the whole process (`torch.backends.mkldnn`), also for what other threads compute.
     With `decide="example"` the example decides what values of tensors decide (`program.decisions`), in place
     of an error; a run whose values decide otherwise raises `StaleCapture` before it changes anything.
     With `variants`, sizes that a branch excludes (`if batch == 1`) are numbers in programs of their own,

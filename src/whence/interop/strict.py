@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 
 from whence import hierarchy, tracing
+from whence._torch.export.front_end import kept_by_nobody
 from whence._torch.sizes.exported_sizes import Limits, is_number, multiple_of
 from whence.errors import NotCallable, NotDifferentiable, Noting, Place
 from whence.interop.exported.read import from_exported_program
@@ -67,7 +68,7 @@ def _program_of_strict_export(
         f"whence was capturing {type(model).__name__} with strict=True, through torch.export; "
         "strict=False runs the model instead of reading its code"
     )
-    with Noting(note):
+    with Noting(note), kept_by_nobody(model):
         exported = torch.export.export(
             model,
             given.args,

@@ -38,6 +38,7 @@ NAMES = {
     "torch._C._functorch": "is_functorch_wrapped_tensor peek_interpreter_stack",
     "torch._decomp.decompositions": "lstm_impl upsample_compute_output_size",
     "torch._dispatch.python": "enable_python_dispatcher no_python_dispatcher",
+    "torch._dynamo": "functional_export",
     "torch._dynamo._trace_wrapped_higher_order_op": "ModIndex TransformGetItemToIndex",
     "torch._dynamo.convert_frame": "CatchErrorsWrapper compile_lock",
     "torch._dynamo.eval_frame": "OptimizedModule _stance",
