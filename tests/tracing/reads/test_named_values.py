@@ -49,6 +49,18 @@ class Outside(nn.Module):
         self.scale = scale
 
 
+def error(kind: type[Exception], **held: Any) -> Any:
+    """An exception that holds settings; code that reports what it did makes such, too."""
+    made = kind()
+    vars(made).update(held)
+    return made
+
+
+def other_kind(**held: Any) -> Any:
+    """A class of exceptions of a user's."""
+    return type("Failed", (ValueError,), held)
+
+
 def put(settings: Any, scale: float) -> None:
     """Other settings."""
     if isinstance(settings, ChainMap | UserDict):
@@ -65,6 +77,11 @@ HANDED = pytest.mark.parametrize(
         pytest.param(lambda: file(2.0), by_attribute, id="file"),
         pytest.param(lambda: type("Settings", (), {"scale": 2.0}), by_attribute, id="class"),
         pytest.param(lambda: Outside(2.0), by_attribute, id="module"),
+        pytest.param(lambda: error(Exception, scale=2.0), by_attribute, id="exception"),
+        pytest.param(lambda: error(other_kind(), scale=2.0), by_attribute, id="exception of a user's"),
+        pytest.param(lambda: other_kind(scale=2.0), by_attribute, id="class of exceptions"),
+        pytest.param(lambda: error(Exception, part=error(Exception, scale=2.0)), of_part, id="in one"),
+        pytest.param(lambda: error(Exception, part=SimpleNamespace(scale=2.0)), of_part, id="held by one"),
         pytest.param(lambda: ChainMap({"scale": 2.0}), by_key, id="chain of mappings"),
         pytest.param(lambda: UserDict(scale=2.0), by_key, id="mapping"),
     ],
@@ -84,6 +101,25 @@ def test_what_a_function_is_handed_is_compared(make: Callable[[], Any], read: Re
     program = whence.capture(model, (X,))
     assert not program.check(model, (X,))
     put(settings, 3.0)
+    assert program.check(model, (X,))
+
+
+@HANDED
+def test_what_a_model_hands_on_that_it_holds_is_compared(make: Callable[[], Any], read: Read) -> None:
+    """As an attribute of its own, too."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.settings = make()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return read(x, self.settings)
+
+    model = Model()
+    program = whence.capture(model, (X,))
+    assert not program.check(model, (X,))
+    put(model.settings, 3.0)
     assert program.check(model, (X,))
 
 

@@ -63,6 +63,8 @@ IMPLIED = frozenset(
 _ANSWERING = frozenset({"__getattr__"})
 _WITH_STATE = frozenset({"threading", "queue"})
 """Modules of Python's whose objects hold what people put there."""
+_WITH_SETTINGS = (SimpleNamespace, Namespace, BaseException, threading.local)
+"""Classes of Python's in whose objects people put what they like."""
 _ASKING = (dict.__getitem__, OrderedDict.__getitem__, Counter.__getitem__)
 MANY = 64
 """How many entries are looked into."""
@@ -212,7 +214,7 @@ def of_module(found: Outside, name: str) -> Outside:
 
 def is_entered_by_name(kind: type) -> bool:
     """Whether objects of a class are a user's, or what Python and PyTorch have for settings and data."""
-    return issubclass(kind, (SimpleNamespace, Namespace, threading.local)) or is_looked_into(kind)
+    return issubclass(kind, _WITH_SETTINGS) or is_looked_into(kind)
 
 
 def is_looked_into(kind: type) -> bool:
@@ -232,7 +234,7 @@ def _of_member(member: Enum, spelling: CodeWords) -> Iterator[Outside]:
 
 def _of_class(kind: type, spelling: CodeWords) -> Iterator[Outside]:
     """The attributes of a class of the user's, and of a class that makes such."""
-    if not is_observable(kind) or is_library(kind.__module__) or issubclass(kind, BaseException):
+    if not is_observable(kind) or is_library(kind.__module__):
         return
     if issubclass(kind, Enum):
         for member in islice(kind, MANY):

@@ -69,11 +69,11 @@ from whence.tracing.reads.held_values import (
 from whence.tracing.reads.outside.modules import children_of, facts_of
 from whence.tracing.reads.type_queries import is_answer
 
-_NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator, BaseException)
+_NOT_ENTERED = (*PLAIN_IN_WHOLE, Tensor, CodeType, torch.Generator)
 _ACCUMULATING = (defaultdict, Counter)
-_LEADING = (type, ref, FunctionType, MappingProxyType, ModuleType)
+_LEADING = (type, ref, FunctionType, MappingProxyType, ModuleType, BaseException)
 """What an attribute may hold that decides by what it leads to."""
-_HANDED_ON = (SimpleNamespace, ModuleType, type, ChainMap, UserDict)
+_HANDED_ON = (SimpleNamespace, BaseException, ModuleType, type, ChainMap, UserDict)
 """What nobody sees being read of, so that a function which is given one counts for what it spells."""
 _DESCRIBING = (*(MethodWrapperType, GetSetDescriptorType, MemberDescriptorType),)
 _LOOKED_INTO = (

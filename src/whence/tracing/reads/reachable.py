@@ -92,7 +92,6 @@ _OF_PYTHON = frozenset(
     )
 )
 """Packages of Python's, and others that are no user's, whose objects keep state that a model advances."""
-_NO_STATE = (BaseException, Enum)
 _OWNING = (*HOLDING, Enum)
 """What the model holds and nobody sees being read, though it may have attributes."""
 _IN_WHOLE = frozenset({"vars", "__dict__"})
@@ -321,7 +320,7 @@ class Reachable:
     ) -> None:
         """Look at a class of the user's that the model holds, at those that it comes of, and at those in it:
         code may take one for a table of settings."""
-        for base in kind.__mro__ if is_observable(kind) and not issubclass(kind, _NO_STATE) else ():
+        for base in kind.__mro__ if is_observable(kind) and not issubclass(kind, Enum) else ():
             if is_library(base.__module__) or id(base) in self._seen:
                 continue
             self.held(base, path, place)
@@ -380,8 +379,7 @@ class Reachable:
 
     def _class(self, kind: type, code: CodeType, names: Iterable[str], depth: int) -> None:
         """A class of the user's: its attributes, and those of its methods that are called."""
-        is_passed_over = is_library(kind.__module__) or issubclass(kind, BaseException)
-        if depth < 1 or is_passed_over or not is_observable(kind):
+        if depth < 1 or is_library(kind.__module__) or not is_observable(kind):
             return
         if self._is_new(id(kind), kind):
             if not issubclass(kind, Enum):

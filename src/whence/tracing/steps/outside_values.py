@@ -281,8 +281,8 @@ class OutsideReads(NamedValues):
             yield from _held_by_torch(found)
         if issubclass(kind, _HOLDING):
             yield from _entries(found)
-        elif issubclass(kind, SimpleNamespace):
-            yield from (attribute_of(found, name, held) for name, held in vars(value).items())
+        elif issubclass(kind, (SimpleNamespace, BaseException)) and id(value) not in self._places:
+            yield from (attribute_of(found, name, held) for name, held in own_attributes(value).items())
         elif issubclass(kind, ModuleType) and is_library(value.__name__):
             names = sorted(spelling.names & vars(value).keys())
             yield from (of_module(found, name) for name in names if type(vars(value)[name]) in PLAIN)
