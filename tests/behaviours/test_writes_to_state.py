@@ -289,7 +289,7 @@ def in_a_hook_on_a_node(model: Any, y: Tensor) -> Tensor:
 
 
 def in_a_function_of_the_users(model: Any, y: Tensor) -> Tensor:
-    found: Tensor = Counted.apply(y, model.tell)  # type: ignore[no-untyped-call]
+    found: Tensor = Counted.apply(y, model.tell)
     return found
 
 

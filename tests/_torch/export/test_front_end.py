@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,8 @@ class Scaled(nn.Module):
 def test_a_model_that_was_read_goes() -> None:
     """With its weights, and what was exported runs."""
     model, x = Scaled(), torch.ones(2, 4)
-    expected, alive = model(x), [weakref.ref(model), *map(weakref.ref, model.parameters())]
+    expected = model(x)
+    alive: list[weakref.ref[Any]] = [weakref.ref(held) for held in (model, *model.parameters())]
     with kept_by_nobody(model):
         exported = torch.export.export(model, (x,), strict=True)
     assert torch.equal(exported.module()(x), expected)
