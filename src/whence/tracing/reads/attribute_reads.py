@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
-from whence._torch.fakes import FakeTensor
 from whence._torch.observe.attribute_reads import (
     NOTHING,
     TABLES,
@@ -174,7 +173,7 @@ class Reads:
         ):
             try:
                 self._follow_hooks()
-                self.reachable.kept(tensor_attributes(self._subject.state))
+                self.reachable.saved += tensor_attributes(self._subject.state)
                 yield
                 self._variables = tuple(self.reachable.variables())
                 refuse_drawn((row for row in self.reachable.saved if row.kind is CACHED), values)
@@ -302,7 +301,7 @@ class Reads:
             kind = type(found)  # `isinstance` would ask the thing itself for its class
             if is_held and issubclass(kind, type):
                 self.reachable.class_held(found, path, self._place)
-            if issubclass(kind, (Enum, Tensor)) and kind is not FakeTensor:
+            if issubclass(kind, Enum):
                 self.reachable.held(found, path, self._place)
             elif id(found) in inside or self._is_left(found):
                 continue

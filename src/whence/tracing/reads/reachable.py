@@ -28,7 +28,7 @@ from typing import Any
 from weakref import ref
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from whence._torch.fakes import FakeTensor
 from whence._torch.files import is_installed, is_library
@@ -84,7 +84,7 @@ from whence.tracing.reads.outside.watched_values import WatchedValues
 from whence.tracing.reads.own_functions import CalledByName
 from whence.tracing.reads.refused_code import iterated, refuse_compared, refuse_matched
 
-_ATOMS = (*PLAIN_IN_WHOLE, FakeTensor, ref, CodeType, torch.Generator)
+_ATOMS = (*PLAIN_IN_WHOLE, Tensor, ref, CodeType, torch.Generator)
 _OF_PYTHON = frozenset(
     (
         *("builtins", "collections", "random", "_random", "_thread", "weakref", "_weakrefset", "types"),
@@ -278,11 +278,6 @@ class Reachable:
         self._named.add(as_found(f"{path}.grad is None", parameter, _has_no_gradient), source)
 
     # --- things --------------------------------------------------------------------------------------
-
-    def kept(self, rows: Sequence[Saved]) -> None:
-        """Keep what is known as it was."""
-        self.saved += rows
-        self._seen.update((id(row.thing), row.thing) for row in rows)
 
     def held_under(self, owner: type, value: object, path: str) -> None:
         """Name what an attribute of an instance leads to."""
@@ -487,7 +482,7 @@ def _held_for_good(value: object) -> tuple[Any, ...]:
 
 def _is_followed(kind: type) -> bool:
     """Whether instances of a class keep state that code of the user advances."""
-    if issubclass(kind, (CellType, ContextVar, _lru_cache_wrapper, Tensor, nn.Module)):
+    if kind in (CellType, ContextVar, _lru_cache_wrapper):
         return True
     package = kind.__module__.partition(".")[0]
     return package in _OF_PYTHON or not is_library(kind.__module__)

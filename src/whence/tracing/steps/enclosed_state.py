@@ -112,8 +112,7 @@ class Enclosed:
                 (f"{held}.{key}", value) for key, value in plain.items() if isinstance(value, CONTAINERS)
             ]
             rows = [Saved(held, module, ATTRIBUTES, dict(own_attributes(module)))]
-            rows += containers_saved(within, keyed=True)
-            self.look_at([*rows, *(each for row in rows for each in _of_tensors(row))])
+            self.look_at([*rows, *containers_saved(within, keyed=True)])
 
     def look_at(self, rows: Iterable[Saved]) -> list[Saved]:
         """Look at more that is known as it was; gives what of it is new."""
@@ -131,8 +130,7 @@ class Enclosed:
             seen += 1
             for value in without_tuples(row.held()):
                 held = getattr(value, "__self__", None) if isinstance(value, MethodType) else value
-                is_state = has_state(held) or isinstance(held, Tensor | nn.Module)
-                if is_state or is_looked_at_whole(held) or is_theirs(held):
+                if has_state(held) or is_looked_at_whole(held) or is_theirs(held):
                     self.reach(row.path, held)
         spelled = frozenset(self._spelled)
         for file in {row.before: None for row in self.rows if isinstance(row.before, ModuleType)}:
@@ -227,14 +225,6 @@ def _state_of(path: str, thing: Any) -> list[Saved]:
     """A thing as it is: attributes, containers among them, numbers of an array or a generator, a cache."""
     whole = [row for row in save(path, thing) if row.kind in _WHOLE or row.kind is CACHED]
     return whole if isinstance(thing, type) else [*save_all(path, thing), *whole]
-
-
-def _of_tensors(row: Saved) -> Iterator[Saved]:
-    """What somebody has put on the tensors that a thing holds itself."""
-    spelling = "{}.{}" if row.kind is ATTRIBUTES else "{}[{!r}]"
-    for key, value in row.before.items() if isinstance(row.before, dict) else enumerate(row.before):
-        if isinstance(value, Tensor):
-            yield Saved(spelling.format(row.path, key), value, ATTRIBUTES, dict(own_attributes(value)))
 
 
 def _state_of_function(path: str, function: FunctionType) -> list[Saved]:

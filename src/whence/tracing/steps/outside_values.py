@@ -233,7 +233,7 @@ class OutsideReads(NamedValues):
             return
         if _is_iterator(value):
             raise self._taken_from(found)
-        if is_looked_at_whole(value) or issubclass(kind, (*CONTAINERS, SimpleNamespace, nn.Module, Tensor)):
+        if is_looked_at_whole(value) or issubclass(kind, (*CONTAINERS, SimpleNamespace, nn.Module)):
             self._enclosed.reach(found.path, value)
         if not issubclass(kind, nn.Module):
             self._watch(found)
@@ -242,11 +242,6 @@ class OutsideReads(NamedValues):
             self._note(found, source)
         else:
             super().walk(found, source, spelling, left)
-
-    def add(self, found: Outside, source: Source | None) -> None:
-        """Note a value, but for what stands for one that the step changes."""
-        if not (is_stand_in(found.value) or is_recorded(found.value)):
-            super().add(found, source)
 
     # --- what counts -------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import whence
 from tests.tracing.steps.small import batch, small, zero_first
@@ -187,27 +187,3 @@ def test_a_list_of_numbers_is_replaced() -> None:
 
     loss = whence.capture_step(replaces, (batch(),), **held).bind(**held)(batch())
     assert kept.last == [loss.item()]
-
-
-def counted(held: Any, *, is_captured: bool) -> list[Any]:
-    """What a step returns that counts on something, and where that ends."""
-    model, optimizer = small()
-    inner, held.calls = zero_first(model, optimizer), 0
-
-    def step(x: Tensor) -> Tensor:
-        held.calls += 1
-        return inner(x) * held.calls
-
-    run: Any = step
-    if is_captured:
-        program = whence.capture_step(step, (batch(),), model=model, optimizer=optimizer)
-        assert program.verify(model, (batch(),)).ok
-        assert held.calls == 0
-        run = program.bind(model, optimizer)
-    return [*(run(batch()).item() for _ in range(3)), held.calls]
-
-
-@pytest.mark.parametrize("made", [lambda: nn.Linear(4, 2), lambda: torch.ones(2)], ids=["module", "tensor"])
-def test_what_is_counted_on_a_thing_of_pytorchs(made: Callable[[], Any]) -> None:
-    """Where somebody has put a number on it, that is state as it is in an object of a user's."""
-    assert counted(made(), is_captured=True) == counted(made(), is_captured=False)

@@ -26,9 +26,6 @@ class Keeping(nn.Module):
         self.register_buffer("mean", torch.zeros(()))
         self.inner = nn.Linear(4, 2)
         self.inner.calls = 0  # type: ignore[assignment]
-        self.marked = [torch.zeros(2)]
-        for held in (self.inner.weight, self.marked[0]):
-            held.calls = 0  # type: ignore[attr-defined]
         self.taken, self.losses, self.last, self.logged = 0, [0.5], None, {"scale": 2.0}
         self.keep = keep
         self.optimizer = SGD(self.inner.parameters(), lr=0.1)
@@ -42,8 +39,7 @@ class Keeping(nn.Module):
         return loss
 
     def kept(self) -> str:
-        held: list[Any] = [self.inner, self.inner.weight, self.marked[0]]
-        return str([self.taken, self.losses, self.last, self.logged, *(each.calls for each in held)])
+        return str([self.taken, self.losses, self.last, self.logged, self.inner.calls])
 
 
 def counts(model: Any, _: Tensor) -> None:
@@ -73,11 +69,6 @@ def divides_by_its_count(model: Any, _: Tensor) -> None:
         held.data.div_(model.taken)
 
 
-def counts_in_tensors(model: Any, _: Tensor) -> None:
-    for held in (model.inner.weight, model.marked[0]):
-        held.calls += 1
-
-
 def puts_a_buffer(model: Any, loss: Tensor) -> None:
     model.mean = model.mean * 0.9 + loss.detach()
 
@@ -90,7 +81,7 @@ def every_other(model: Any, loss: Tensor) -> None:
 
 KEEPING = [
     *(counts, appends, remembers, keeps_a_tensor, logs, divides_by_its_count, every_other),
-    *(counts_in_tensors, puts_a_buffer),
+    puts_a_buffer,
 ]
 
 
