@@ -10,7 +10,6 @@ _LITERAL = "literals are kept at the root alone"
 _FIRST_FIT = "the first call that fits is taken"
 _MADE_LEAF = "an input with a history is captured as a leaf"
 _PRINTED = "an unknown object is printed in full"
-_RECOMPUTED = "what a recomputation writes to state is lost"
 _TWIN = "its twin is differentiated"
 
 KNOWN_BUGS: dict[str, dict[str, str]] = {
@@ -29,14 +28,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_gradient_through_an_input_that_is_written[True]": _MADE_LEAF,
     },
     "program/arguments/test_convention.py": {"test_unknown_container_is_named_by_its_class": _PRINTED},
-    "tracing/assembling/test_attribution_recomputation.py": {
-        "test_checkpoint_around_a_running_average[one-forward]": _RECOMPUTED,
-        "test_checkpoint_around_a_running_average[one-tangents]": _RECOMPUTED,
-        "test_checkpoint_around_a_running_average[one-loss]": _RECOMPUTED,
-        "test_checkpoint_around_a_running_average[twice-forward]": _RECOMPUTED,
-        "test_checkpoint_around_a_running_average[twice-tangents]": _RECOMPUTED,
-        "test_checkpoint_around_a_running_average[twice-loss]": _RECOMPUTED,
-    },
     "behaviours/test_writes_to_values.py": {
         "test_write_to_a_value[floats_multiplied_into_halves-forward]": _TWIN
     },

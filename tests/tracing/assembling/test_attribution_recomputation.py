@@ -1,6 +1,7 @@
 """Regions that are computed again in the backward."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_selective_checkpoint_contexts
 
 import whence
-from tests.checks import verified
+from tests.checks import differing, verified
 from tests.tracing.writing import BACKWARD
 
 MODES = pytest.mark.parametrize("mode", list(BACKWARD))
@@ -32,6 +33,10 @@ class Checkpointing(nn.Module):
 
 def again(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return checkpoint(function, *args, use_reentrant=False, **options)
+
+
+def counting() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
 
 
 def one(m: Checkpointing, x: Tensor) -> Tensor:
@@ -88,13 +93,49 @@ def test_checkpoint_around_random_numbers(body: Callable[[Any, Tensor], Tensor],
     verified(Checkpointing(body, block).train(), X, backward=BACKWARD[mode])
 
 
-@pytest.mark.sample(3)
-@MODES
+@pytest.mark.parametrize("recording", [True, False], ids=["recording", "not recording"])
 @pytest.mark.parametrize("body", [one, twice], ids=lambda body: body.__name__)
-def test_checkpoint_around_a_running_average(body: Callable[[Any, Tensor], Tensor], mode: str) -> None:
-    """A batch norm in a checkpoint counts every batch twice, once in the forward and once in the backward."""
-    block = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
-    verified(Checkpointing(body, block).train(), X, backward=BACKWARD[mode])
+def test_forward_of_a_checkpoint_that_counts(
+    body: Callable[[Any, Tensor], Tensor], *, recording: bool
+) -> None:
+    """A batch norm in a checkpoint counts a batch once in the forward, and once more in a backward, which a
+    forward program does not have: it runs as eager does, and says so to who differentiates it."""
+    model = Checkpointing(body, counting()).train()
+    with torch.set_grad_enabled(recording):
+        program = whence.capture(model, (X,))
+    with torch.no_grad():
+        result = program.verify(model, (X,))
+    assert result.ok, str(result)
+    with pytest.raises(whence.NotDifferentiable, match="a checkpoint that writes again in the backward"):
+        program.module()(X).sum().backward()
+
+
+@pytest.mark.parametrize("mode", ["tangents", "loss"])
+def test_joint_of_a_checkpoint_that_counts_is_refused(mode: str) -> None:
+    """What is written when the backward runs is no output of a joint program; the error names the step."""
+    with pytest.raises(whence.UnsupportedMutation, match="capture_step") as caught:
+        whence.capture(Checkpointing(one, counting()).train(), (X,), backward=BACKWARD[mode])
+    assert "block_1_running_mean" in str(caught.value)
+
+
+@pytest.mark.parametrize("body", [one, twice], ids=lambda body: body.__name__)
+def test_step_with_a_checkpoint_that_counts(body: Callable[[Any, Tensor], Tensor]) -> None:
+    """A step counts as often as eager does."""
+    models = [Checkpointing(body, counting()).train()]
+    models.append(deepcopy(models[0]))
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+
+    def step(x: Tensor, which: int = 0) -> None:
+        optimizers[which].zero_grad()
+        models[which](x).sin().sum().backward()
+        optimizers[which].step()
+
+    program = whence.capture_step(step, (X,), model=models[0], optimizer=optimizers[0])
+    bound = program.bind(models[0], optimizers[0])
+    for _ in range(2):
+        bound(X)
+        step(X, 1)
+    assert differing(*(model.state_dict() for model in models)) == []
 
 
 @pytest.mark.parametrize("mode", ["tangents", "loss"])

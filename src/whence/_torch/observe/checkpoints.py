@@ -6,6 +6,7 @@ Under a tracer a selective checkpoint would keep everything, and leave its polic
 that it runs in eager mode, and its policy is put on the nodes all the same.
 """
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from whence._torch.patching import patched
 POLICY = "recompute"
 """Where a compiler looks for the policy of a checkpoint, in what is noted of a node."""
 
+_REGION = inspect.unwrap(torch.utils.checkpoint.checkpoint).__code__
 _OF_TRUTH = {True: CheckpointPolicy.MUST_SAVE, False: CheckpointPolicy.PREFER_RECOMPUTE}
 
 
@@ -43,6 +45,16 @@ class CheckpointObserver(Protocol):
 def is_reentrant_checkpoint(node: Node) -> bool:
     """Whether an autograd node is a checkpoint of the older kind, a custom function."""
     return type(node).__name__ == f"{CheckpointFunction.__name__}Backward"
+
+
+def is_in_checkpoint() -> bool:
+    """Whether the calling thread computes the region of a checkpoint for the first time."""
+    frame = sys._getframe(1)
+    while frame.f_code is not _REGION:
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return True
 
 
 @contextmanager

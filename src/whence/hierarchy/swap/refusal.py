@@ -22,6 +22,6 @@ class Refusal(torch.autograd.Function):
         raise NotDifferentiable(
             "this program cannot be differentiated here",
             why=ctx.reason,
-            remedy="capture the computation that you differentiate: with backward=True, or with a loss "
-            "function that contains all of it",
+            remedy="capture the computation that you differentiate: with backward=True, with a loss function "
+            "that contains all of it, or in a training step (whence.capture_step)",
         )

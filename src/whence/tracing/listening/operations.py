@@ -8,7 +8,8 @@ from torch import Tensor, fx, nn
 
 from whence._torch.autograd.nodes import inside_backward
 from whence._torch.files import hook_in_words
-from whence._torch.operators.schemas import draws
+from whence._torch.observe.checkpoints import is_in_checkpoint
+from whence._torch.operators.schemas import draws, written_nodes
 from whence._torch.record.recorder import Recorder
 from whence._torch.refusals import hook_kept
 from whence._torch.sizes.drawn_numbers import DRAWN
@@ -51,6 +52,8 @@ class Operations:
         if node.target is not DRAWN and draws(node.target, node.args, node.kwargs):
             for event in self._drawn(node):
                 log.add(event)
+        if _writes_from_outside(node) and is_in_checkpoint():
+            log.add(Lost("a checkpoint that writes again in the backward"))
         if node.target is torch.ops.aten.detach.default and inside_backward() and torch.is_grad_enabled():
             log.add(Unpacked(node))
 
@@ -90,3 +93,8 @@ class Operations:
             where = self.run.places.here()
             raise hook_kept(hook_in_words(hook), held or "a parameter", where, is_parameter=is_parameter)
         log.add(Lost(f"the gradient hook {hook_in_words(hook)}"))
+
+
+def _writes_from_outside(node: fx.Node) -> bool:
+    """Whether an operation writes to what was there before the run: state, an argument."""
+    return any(written.op == "placeholder" for written in written_nodes(node))
