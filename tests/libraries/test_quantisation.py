@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from tests.checks import differing
 from tests.libraries.rows import library_called
 
 PIXELS = {"pixel_values": (2, 3, 32, 32)}
@@ -55,3 +56,36 @@ def test_as_many_values_are_quantised(build: Any) -> None:
     assert count
     assert found[0] == count
     assert torch.equal(found[1], expected)
+
+
+@pytest.mark.parametrize("taken", [0, 2], ids=["first step", "third step"])
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamW4bit", "AdamWFp8"])
+def test_optimizer_with_quantised_state(name: str, taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step quantises its state as the optimizer does, by the copy of that class; its function is run as it
+    is written on both sides, where the library has it compiled to other last bits."""
+    optimizers = library("torchao.optim")
+    monkeypatch.setattr(torch, "compile", lambda function, **_options: function)
+
+    def started() -> tuple[Any, nn.Module, Any]:
+        torch.manual_seed(0)
+        model = nn.Linear(64, 64)
+        optimizer = getattr(optimizers, name)(model.parameters(), lr=1e-2)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = model(x).sin().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        for _ in range(taken):
+            step(x)
+        return step, model, optimizer
+
+    x = torch.randn(4, 64)
+    (step, model, optimizer), (twin, expected, _) = started(), started()
+    bound = whence.capture_step(step, (x,), model=model, optimizer=optimizer).bind(model, optimizer)
+    for _ in range(3):
+        assert torch.equal(bound(x), twin(x))
+    assert differing(expected.state_dict(), model.state_dict()) == []
+    assert type(optimizer.state[model.weight]["exp_avg"]).__name__.startswith("OptimState")

@@ -12,7 +12,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.parameter import is_lazy
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 
 LAYOUT = "_whence_layout"
 """Where a fake tensor keeps what `Results` knows of it."""
@@ -227,12 +231,17 @@ def _reach_of(tensor: Tensor) -> tuple[float, float]:
 def write_all(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     """Write values into tensors, many in one launch where they lie on a device."""
     pairs = [*zip(targets, values, strict=True)]
-    alike = [pair for pair in pairs if all(map(_is_strided, pair))]
+    alike = [pair for pair in pairs if all(map(_is_copied_by_kernels, pair))]
     if alike:
         torch._foreach_copy_([target for target, _ in alike], [value for _, value in alike])
     for target, value in pairs if len(alike) < len(pairs) else ():
-        if not (_is_strided(target) and _is_strided(value)):
+        if not (_is_copied_by_kernels(target) and _is_copied_by_kernels(value)):
             target.copy_(value)
+
+
+def _is_copied_by_kernels(tensor: Tensor) -> bool:
+    """Whether no class says itself what a copy into it is, as one whose values are quantised does."""
+    return _is_strided(tensor) and not is_traceable_wrapper_subclass(tensor)
 
 
 def storage_of(tensor: Tensor) -> int:

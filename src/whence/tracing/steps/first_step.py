@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.optim import Optimizer
 
 from whence._torch.operators.schemas import written_arguments
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import (
     ATTRIBUTES,
@@ -172,7 +173,7 @@ def _created(
     counts: dict[Key, Counter] = {}
     makers: set[fx.Node] = set()
     for held in new:
-        if held.is_inside:
+        if held.is_inside or is_composed(held.value):
             raise _refused(held.path)
         chain = _history(session, held)
         initial = _initial(session, held, chain)
