@@ -240,3 +240,16 @@ def test_python_in_the_place_of_the_operator_is_decided(function: Any, backward:
     for model in (written, checkpointed):
         program = whence.capture(model, (x,), backward=backward, decide="example")
         assert program.decisions and program.verify(model, (x,)).ok
+
+
+def test_anomaly_mode_is_named() -> None:
+    """What looks for NaN in every gradient is no line of the model's; its stacks alone are captured with."""
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(whence.DataDependent) as caught:
+        whence.capture(model, (x,), backward=torch.sum)
+    assert "anomaly mode" in caught.value.what
+    assert "check_nan=False" in str(caught.value.remedy)
+    assert 'decide="example"' in str(caught.value.remedy)
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        program = whence.capture(model, (x,), backward=torch.sum)
+    assert program.verify(model, (x,)).ok

@@ -54,6 +54,10 @@ class Need(Enum):
         "ask what decides by it outside of the captured function, and pass the answer in: every run has its "
         "tensors elsewhere in memory"
     )
+    ANOMALY = (
+        "turn it off for the capture, or capture under torch.autograd.set_detect_anomaly(True, "
+        "check_nan=False); program.first(...) finds the first value that is not finite"
+    )
 
 
 _READS: dict[str, tuple[str, Need]] = {
@@ -171,6 +175,8 @@ def _need_of(operation: object, function: object) -> tuple[str, Need]:
     name = getattr(function, "__name__", short_name(operation))
     if has_size_of_data(operation):
         return f"{_SIZES.get(name, name)}, whose result has a size that depends on data,", Need.SIZE
+    if name in ("grad", "backward") and torch.is_anomaly_check_nan_enabled():
+        return "anomaly mode, which looks for NaN in every gradient,", Need.ANOMALY
     return _READS.get(name, (f"a number (in {name})", Need.NUMBER))
 
 
