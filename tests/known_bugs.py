@@ -28,9 +28,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_gradient_through_an_input_that_is_written[True]": _MADE_LEAF,
     },
     "program/arguments/test_convention.py": {"test_unknown_container_is_named_by_its_class": _PRINTED},
-    "behaviours/test_writes_to_values.py": {
-        "test_write_to_a_value[floats_multiplied_into_halves-forward]": _TWIN
-    },
     "behaviours/test_writes_through_views.py": {
         "test_write_through_a_view[activation_of_what_lies_otherwise-forward]": _TWIN
     },

@@ -60,3 +60,51 @@ def test_forward_program_is_differentiated(name: str) -> None:
     """Where both derivatives are the same numbers, autograd takes the one that there is."""
     x = torch.randn(60, requires_grad=True)
     assert verified(scaled(ALIKE[name]), x).circumstances.opaque == ()
+
+
+MIXED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add_ of a row": lambda x, w: x.add_(w[0]),
+    "add_ times a number": lambda x, w: x.add_(w, alpha=0.3),
+    "sub_ of a row": lambda x, w: x.sub_(w[0]),
+    "mul_": lambda x, w: x.mul_(w),
+    "pow_": lambda x, w: x.abs().pow_(w),
+    "atan2_": lambda x, w: x.atan2_(w),
+}
+"""What writes halves in place, with operands that are wider, rounds the gradients of those otherwise."""
+MIXED_ALIKE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add_": lambda x, w: x.add_(w),
+    "div_": lambda x, w: x.div_(w),
+    "copy_": lambda x, w: x.copy_(w),
+    "copy_ of a row": lambda x, w: x.copy_(w[0]),
+    "mul_ by a number": lambda x, w: x.mul_(w.sum()),
+    "mul_ by halves": lambda x, w: x.mul_(w.bfloat16()),
+}
+
+
+class Mixing(nn.Module):
+    def __init__(self, body: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.body = body
+        self.weight = nn.Parameter(torch.randn(4, 6, generator=torch.Generator().manual_seed(0)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x.bfloat16() * 2, self.weight)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_forward_program_that_rounds_otherwise_is_not_differentiated(name: str) -> None:
+    """Its numbers are eager's, its gradients are refused by name; joint programs have them."""
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    program = verified(Mixing(MIXED[name]), x)
+    with pytest.raises(whence.errors.NotDifferentiable, match=r"ran \w+_ \(its derivative in place"):
+        program.module()(x).sum().backward()
+    verified(Mixing(MIXED[name]), x, backward=True)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("name", MIXED_ALIKE)
+def test_mixed_write_is_differentiated(name: str, *, backward: bool) -> None:
+    """What hands a gradient on, or computes it in the wider dtype itself, has the same bits either way."""
+    x = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+    program = verified(Mixing(MIXED_ALIKE[name]), x, backward=backward)
+    assert not program.circumstances.opaque

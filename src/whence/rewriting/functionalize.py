@@ -393,12 +393,13 @@ def _drawn_in_memory_order(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.
 
 
 def _as_before(value: fx.Node, tensor: fx.Node, writer: _NodeWriter) -> fx.Node:
-    """In-place operations keep the dtype and shape of the tensor they write; their twins may not."""
+    """In-place operations keep the dtype and shape of the tensor they write; their twins may not. A gradient
+    is first cast back, and then summed."""
     before, now = tensor.meta["val"], value.meta["val"]
-    if isinstance(now, Tensor) and now.dtype != before.dtype:
-        value = writer(aten._to_copy.default, value, dtype=before.dtype)
     if isinstance(now, Tensor) and now.shape != before.shape:
         value = writer(aten.expand.default, value, list(before.shape))
+    if isinstance(now, Tensor) and now.dtype != before.dtype:
+        value = writer(aten._to_copy.default, value, dtype=before.dtype)
     return value
 
 

@@ -287,10 +287,10 @@ def brings_derivative(target: Any) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "Autograd")
 
 
-def differentiated_by_result(node: fx.Node) -> bool:
+def differentiated_by_result(written: fx.Node, twin: fx.Node) -> bool:
     """Whether a write in place has another derivative than its twin, or one with other last bits."""
-    by_result = said_of(node.target).by_result
-    return by_result is not None and by_result(node)
+    by_result = said_of(written.target).by_result
+    return by_result is not None and by_result(twin)
 
 
 @cache

@@ -83,6 +83,24 @@ def _above_threshold(node: fx.Node) -> bool:
     return bool(value > threshold)  # type: ignore[operator]
 
 
+def _of_wider(node: fx.Node) -> bool:
+    """Whether an operand is wider than what is written: in place its gradient is computed in the dtype that
+    is written, and by the twin in its own."""
+    written, *operands = (arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node))
+    wider = [operand for operand in operands if operand.dim() and _is_wider(operand.dtype, written.dtype)]
+    is_handed_on = node.target in _HANDED_ON and node.kwargs.get("alpha", 1) == 1
+    return any(not is_handed_on or operand.shape != written.shape for operand in wider)
+
+
+def _is_wider(dtype: torch.dtype, than: torch.dtype) -> bool:
+    is_float = dtype.is_floating_point and than.is_floating_point
+    return is_float and torch.promote_types(dtype, than) != than
+
+
+_HANDED_ON = frozenset({aten.add.Tensor, aten.sub.Tensor})
+"""What hands a gradient on as it is."""
+
+
 def _named(names: str, overload: str = "default") -> list[tuple[str, OpOverload]]:
     return [(name, getattr(getattr(aten, name), overload)) for name in names.split()]
 
@@ -165,6 +183,12 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten.threshold_.default: Operator(by_result=_above_threshold),
     aten.elu_.default: Operator(by_result=_always),
     aten.celu_.default: Operator(by_result=_always),
+    **{
+        operator: Operator(by_result=_of_wider)
+        for operator in (
+            *(aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.pow_.Tensor, aten.atan2_.default),
+        )
+    },
     # Views.
     aten.detach.default: Operator(view=views.same, entry=torch.detach),
     aten.alias.default: Operator(view=views.same),

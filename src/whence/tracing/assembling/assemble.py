@@ -429,7 +429,7 @@ def _opaque(
     reasons |= {
         f"{short_name(source.target)} (its derivative in place is another one)": True
         for node in nodes
-        if (source := functional.sources.get(node)) is not None and differentiated_by_result(source)
+        if (source := functional.sources.get(node)) is not None and differentiated_by_result(source, node)
     }
     return (
         *dict.fromkeys(functions.values()),
