@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint, checkpoint_sequential, create_sel
 
 import whence
 from tests.checks import differing, verified
-from tests.tracing.writing import BACKWARD
+from tests.tracing.writing import BACKWARD, sines
 
 MODES = pytest.mark.parametrize("mode", list(BACKWARD))
 X = torch.randn(4, 8)
@@ -33,6 +33,10 @@ class Checkpointing(nn.Module):
 
 def again(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return checkpoint(function, *args, use_reentrant=False, **options)
+
+
+def buffers(model: nn.Module) -> dict[str, Tensor]:
+    return dict(model.named_buffers())
 
 
 def counting() -> nn.Module:
@@ -111,10 +115,44 @@ def test_forward_of_a_checkpoint_that_counts(
 
 
 @pytest.mark.parametrize("mode", ["tangents", "loss"])
-def test_joint_of_a_checkpoint_that_counts_is_refused(mode: str) -> None:
-    """What is written when the backward runs is no output of a joint program; the error names the step."""
+@pytest.mark.parametrize("body", [one, twice], ids=lambda body: body.__name__)
+def test_joint_of_a_checkpoint_that_counts(body: Callable[[Any, Tensor], Tensor], mode: str) -> None:
+    """The forward of a joint program counts a batch once, and its backward once more, as eager does."""
+    model = Checkpointing(body, counting()).train()
+    program = verified(model, X, backward=BACKWARD[mode])
+    tree = program.unflatten(copy=True)
+    for _ in range(2):
+        for module in (model, tree):
+            module(X)
+        assert differing(buffers(model), buffers(tree)) == []
+        results = [module(X) for module in (model, tree)]
+        sines(results[0]).backward()
+        (results[1][0] if mode == "loss" else sines(results[1])).backward()
+        assert differing(buffers(model), buffers(tree)) == []
+
+
+def test_what_counts_again_is_differentiated_after_its_forward() -> None:
+    """Eager goes on from what a buffer holds when the backward runs; where that is not what the forward left,
+    or where the gradient of a result is not asked for, the captured backward says so."""
+    model = Checkpointing(one, counting()).train()
+    tree = whence.capture(model, (X,), backward=True).unflatten(copy=True)
+    first, second = tree(X), tree(X)
+    second.sum().backward()
+    with pytest.raises(whence.NotDifferentiable, match="has changed since the forward"):
+        first.sum().backward()
+    beside = Checkpointing(lambda m, x: (one(m, x), m.first(x)), counting()).train()
+    tree = whence.capture(beside, (X,), backward=True).unflatten(copy=True)
+    with pytest.raises(whence.NotDifferentiable, match="that of a result was not"):
+        tree(X)[1].sum().backward()
+    with pytest.raises(whence.NotDifferentiable, match="a checkpoint, which may be around it"):
+        tree.get_submodule("block")(X.clone().requires_grad_()).sum().backward()
+
+
+def test_preserved_calls_count_once() -> None:
+    """Where another module may come, nothing is written in the backward: the error names the step."""
+    model = Checkpointing(one, counting()).train()
     with pytest.raises(whence.UnsupportedMutation, match="capture_step") as caught:
-        whence.capture(Checkpointing(one, counting()).train(), (X,), backward=BACKWARD[mode])
+        whence.capture(model, (X,), backward=True, preserve_calls=["block.*"])
     assert "block_1_running_mean" in str(caught.value)
 
 

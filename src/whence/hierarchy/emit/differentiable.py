@@ -1,6 +1,6 @@
 """Run a captured call under autograd: its captured forward, and later its captured backward."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -70,6 +70,8 @@ class CapturedFunction(torch.autograd.Function):
         ctx.run = run
         ctx.edges = [*accumulate((isinstance(tensor, Tensor) for tensor in tensors), initial=0)]
         named = list(zip(run.plan.forward.outputs, results, strict=True))
+        values = dict(named)
+        ctx.between = {name: values[name] for name, _, _ in run.gradients.rewritten}
         given = zip(run.inputs, tensors, strict=False)  # which may be results, too
         ctx.shapes = {name: value.shape for name, value in (*given, *named) if isinstance(value, Tensor)}
         ctx.set_materialize_grads(False)
@@ -104,11 +106,14 @@ class CapturedFunction(torch.autograd.Function):
                 remedy="call the whole tree",
             )
         arrived, missing = _tangents_received(run, received, ctx.shapes)
+        _refuse_rewriting(run, ctx.between, missing)
         tangents = [arrived[name] for name in body.inputs]
         kept, others = _kept_by_forward(ctx, run)
         with holding(run.module, others) if others else nullcontext():
             produced = run.runner.run_backward(run.module, run.half, *kept, *tangents)
         values = {**arrived, **dict(zip(body.outputs, produced, strict=True))}
+        for _, name, path in run.gradients.rewritten:
+            registered_at(run.module, path).copy_(values[name])
         needs = run.runner.needs if missing else {}
         given = zip(run.inputs, ctx.needs_input_grad[1:], strict=False)  # no parameter, where a module went
         found = _found_by_trials(ctx.layout) if run.half is Half.IN_PIECES else {}
@@ -120,6 +125,28 @@ class CapturedFunction(torch.autograd.Function):
         parts += [in_order(found.get(id(held), ())) for held in run.new]
         ctx.parts = {edge: part for edge, part in zip(ctx.edges, parts, strict=False) if len(part) > 1}
         return [*map(added, parts)]
+
+
+def _refuse_rewriting(run: Differentiation, between: Mapping[str, Tensor], missing: Set[str]) -> None:
+    """Raise `NotDifferentiable` where others have written, since the forward, state that is written again:
+    eager goes on from what is there, and the captured backward from what the forward left."""
+    moved = [
+        str(path)
+        for name, _, path in run.gradients.rewritten
+        if not torch.equal(registered_at(run.module, path), between[name])
+    ]
+    if moved:
+        why = f"a checkpoint writes {', '.join(moved)} again, which has changed since the forward"
+    elif missing and run.gradients.rewritten:
+        why = "a checkpoint writes state again where its gradient is asked for, and that of a result was not"
+    else:
+        return
+    raise NotDifferentiable(
+        "this module cannot be differentiated here",
+        why=why,
+        remedy="take the backward of every result after each forward, before the next one; or capture the "
+        "training step (whence.capture_step)",
+    )
 
 
 def _kept_by_forward(ctx: Any, run: Differentiation) -> tuple[list[Any], dict[ModulePath, Tensor]]:

@@ -26,7 +26,8 @@ class GradientInterface:
     `tangents` pairs a value the call gives with the value its backward takes for it. `terms` are, for each
     value the call takes (inputs and parameters by name), the values that add up to its gradient, in order.
     `parameters` says where the module holds the parameters among them. `refusal` is the reason why the call
-    cannot be differentiated alone.
+    cannot be differentiated alone. `rewritten` is the state that the backward writes once more: its value
+    after the forward, the one after the backward, and where the module holds it.
     """
 
     tangents: tuple[tuple[str, str], ...]
@@ -34,6 +35,7 @@ class GradientInterface:
     parameters: tuple[tuple[str, ModulePath], ...]
     frozen: tuple[tuple[str, ModulePath], ...]
     refusal: str = ""
+    rewritten: tuple[tuple[str, str, ModulePath], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,17 @@ def _gradient_interface(
     return _root_gradients(plan) if number == ROOT_CALL else _inner_gradients(plan, number, leaves, result)
 
 
+def _rewritten(plan: Plan, number: int) -> Iterator[tuple[str, str, ModulePath]]:
+    """State that a checkpoint writes again in the backward: its values before and after, and its place."""
+    call, versions = plan.calls[number], plan.program.facts.versions
+    after = () if call.backward is None else call.backward.outputs
+    again = (row.name for row in plan.program.signature.state if versions.get(row.name, ("",))[-1] in after)
+    for name in again:
+        between = [value for value in versions[name] if value in call.forward.outputs]
+        if between and (path := readable(plan, name, number)) is not None:
+            yield between[-1], versions[name][-1], path
+
+
 def _root_gradients(plan: Plan) -> GradientInterface:
     signature = plan.program.signature
     outputs = {row.name: row.node for row in signature.outputs}
@@ -167,6 +180,7 @@ def _root_gradients(plan: Plan) -> GradientInterface:
         terms=terms,
         parameters=_state_held(plan, ROOT_CALL, list(terms)),
         frozen=_state_held(plan, ROOT_CALL, _frozen(plan)),
+        rewritten=tuple(_rewritten(plan, ROOT_CALL)),
     )
 
 
@@ -210,6 +224,9 @@ def _inner_gradients(
         "a pass merged the gradients of": sorted(
             {name for name, scope in facts.unclear if name in candidates and scope in inside}
         ),
+        "a checkpoint, which may be around it, writes state again in the backward": [
+            str(path) for _, _, path in _rewritten(plan, number)
+        ],
         "its backward is part of its caller's": []
         if backward and (backward.steps or not terms)
         else _reasons_flattened(plan, number),

@@ -82,7 +82,7 @@ def assemble(
     opaque = without_operators(custom, session.log)
     between = _begins_between(recorded, values)
     straight = _as_differentiated(recorded, functional, frozenset(custom))
-    refuse_shared_writes(recorded, values)
+    refuse_shared_writes(recorded, values, preserves=bool(example.preserve))
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
     if session.recorder.environment is not None:

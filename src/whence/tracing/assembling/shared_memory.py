@@ -12,11 +12,17 @@ from whence.tracing.assembling.signature_rows import GraphValues
 from whence.tracing.recording.run import Recorded
 
 
-def refuse_shared_writes(recorded: Recorded, values: GraphValues) -> None:
-    """Raise `UnsupportedMutation` naming all that is written twice, or shares its memory with something."""
+def refuse_shared_writes(recorded: Recorded, values: GraphValues, *, preserves: bool) -> None:
+    """Raise `UnsupportedMutation` naming all that is written late, or shares its memory with something.
+
+    Where calls are preserved, other modules may come, which know of no later write.
+    """
     tensors = dict(_tensors(recorded))
     written = values.written.items()
-    faults = [] if recorded.is_step else [fault for row in written for fault in _written_late(*row)]
+    buffers = {node for row, node in recorded.prepared.state if row.kind is InputKind.BUFFER}
+    again = set() if preserves else {node for node, value in written if node in buffers and _is_again(value)}
+    once = [] if recorded.is_step else [row for row in written if row[0] not in again]
+    faults = [fault for row in once for fault in _written_late(*row)]
     faults += [fault for row, _ in written for fault in _shared(row, tensors, values.written)]
     UnsupportedMutation.refuse(faults)
 
@@ -43,6 +49,11 @@ def refuse_tied(recorded: Recorded, in_place: Collection[fx.Node]) -> None:
         if placeholder in in_place or other in in_place
     ]
     UnsupportedMutation.refuse(faults[:1])
+
+
+def _is_again(value: fx.Node) -> bool:
+    """Whether a checkpoint writes in the backward what it has written in the forward."""
+    return value.op != "placeholder" and origin_of(value).recomputed
 
 
 def _written_late(placeholder: fx.Node, value: fx.Node) -> Iterator[Fault]:
