@@ -140,7 +140,8 @@ def test_what_counts_again_is_differentiated_after_its_forward() -> None:
     second.sum().backward()
     with pytest.raises(whence.NotDifferentiable, match="has changed since the forward"):
         first.sum().backward()
-    beside = Checkpointing(lambda m, x: (one(m, x), m.first(x)), counting()).train()
+    both: Any = lambda m, x: (one(m, x), m.first(x))  # noqa: E731
+    beside = Checkpointing(both, counting()).train()
     tree = whence.capture(beside, (X,), backward=True).unflatten(copy=True)
     with pytest.raises(whence.NotDifferentiable, match="that of a result was not"):
         tree(X)[1].sum().backward()
