@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -353,6 +353,58 @@ class Warming:
         self.optimizer.step()
 
 
+class Damped(Optimizer):
+    """Stands for another, with hooks of its own around its steps, as every optimizer has them."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer_step_pre_hooks = OrderedDict()
+        self._optimizer_step_post_hooks = OrderedDict()
+        self._patch_step_function()
+        self.optimizer, self.taken = optimizer, 0
+        self.past: list[int] = []
+
+    @property
+    def param_groups(self) -> Any:  # type: ignore[override]
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self.optimizer.state
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> Any:
+        return self.optimizer.state_dict()
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+        self.taken += 1
+        self.past.append(self.taken)
+        for tensor in (each for group in self.param_groups for each in group["params"]):
+            tensor.grad.mul_(1 / self.taken)
+        return self.optimizer.step(closure)
+
+
+class Ascending(Optimizer):
+    """Is set up as an optimizer, and has the groups and the state of the one that it holds."""
+
+    def __init__(self, inside: Optimizer) -> None:
+        super().__init__(inside.param_groups, {"rho": 0.05})
+        self.inside = inside
+        self.param_groups, self.state = inside.param_groups, inside.state
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        tensors = [tensor for group in self.param_groups for tensor in group["params"]]
+        before = [tensor.clone() for tensor in tensors]
+        for tensor in tensors:
+            tensor.add_(tensor.grad, alpha=0.05)
+        for tensor, then in zip(tensors, before, strict=True):
+            tensor.copy_(then)
+        self.inside.step(closure)
+
+
 def around(kind: Callable[[Optimizer], Any]) -> Callable[[], Training]:
     """A step with an optimizer that stands for another, which nobody passes by itself."""
 
@@ -365,5 +417,5 @@ def around(kind: Callable[[Optimizer], Any]) -> Callable[[], Training]:
     return build
 
 
-for kind in (Counted, Sharing, Warming):
+for kind in (Counted, Sharing, Warming, Damped, Ascending):
     step()(around(kind))

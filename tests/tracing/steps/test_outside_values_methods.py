@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 import whence
 from tests.tracing.steps.small import batch, small
@@ -144,3 +145,44 @@ def test_what_runs_in_a_step_is_compared(
     monkeypatch.setattr(owner, name, 5.0)
     with pytest.raises(whence.StaleCapture, match=r"(?i)\bscale"):
         run(x)
+
+
+class Shared(Optimizer):
+    """Has the groups and the state of the optimizer that it holds, and reads that state."""
+
+    def __init__(self, inside: Optimizer) -> None:
+        super().__init__(inside.param_groups, {})
+        self.inside, self.state, self.param_groups = inside, inside.state, inside.param_groups
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for tensor in group["params"]:
+                self.state.get(tensor)
+        self.inside.step(closure)
+
+
+class Ascent:
+    """A trainer that holds such a one."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        self.model, self.optimizer = model, Shared(optimizer)
+
+    def step(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss: Tensor = self.model(x).sin().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+def test_state_that_an_optimizer_shares_is_no_guard() -> None:
+    """It is an input, whoever leads to it; before the first step there is none."""
+    model, optimizer = small()
+    trainer = Ascent(model, optimizer)
+    program = whence.capture_step(trainer.step, (batch(),), model=model, optimizer=trainer.optimizer)
+    assert program.check(model) == []
+    run = program.bind(model, trainer.optimizer)
+    run(batch())
+    run(batch())
+    assert program.check(model) == []
+    assert {int(held["step"]) for held in optimizer.state.values()} == {2}

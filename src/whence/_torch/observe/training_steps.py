@@ -352,6 +352,14 @@ def is_optimizer(value: object) -> bool:
     return bool(members) and all(hasattr(each, "_optimizer_step_pre_hooks") for each in members)
 
 
+def is_around_another(value: object) -> bool:
+    """Whether an optimizer only stands for another, and holds no groups: was never set up as one, or asks the
+    other for them. What it does in Python, and keeps, is part of the step."""
+    if not isinstance(value, Optimizer) or not is_optimizer(value):
+        return isinstance(value, Optimizer)
+    return "param_groups" not in own_attributes(value) and _optimizer_behind(value) is not value
+
+
 def own_values(optimizer: Optimizer | Optimizers) -> dict[str, Any]:
     """What an optimizer holds beside its groups and its state: attributes of its own, not what PyTorch keeps
     in every optimizer. Of several that of each, its class, and state that is of no parameter."""
@@ -405,6 +413,12 @@ def method_of(name: str, optimizer: Optimizer) -> object:
 def all_members_of(optimizer: object) -> list[Optimizer]:
     """The optimizers that one is made of, and those inside of them."""
     return [inner for member in members_of(optimizer) for _, inner in with_inner(member)]
+
+
+def is_one_of(optimizer: Optimizer, given: object) -> bool:
+    """Whether an optimizer is one of those of which a given one is made, or stands for one."""
+    behind = _optimizer_behind(optimizer)
+    return any(each is behind or each is optimizer for each in all_members_of(given))
 
 
 def counts_beside(optimizer: object, parameter: Tensor) -> bool:

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from whence._torch.elsewhere.recorder import SCALER, WITHOUT_SCALER
 from whence._torch.files import is_installed, is_library
 from whence._torch.observe.attribute_reads import NOTHING, has_attributes, is_observable, own_attributes
-from whence._torch.observe.training_steps import is_optimizer, schedules_in
+from whence._torch.observe.training_steps import is_around_another, schedules_in
 from whence.dependence.code import codes_in, function_in, globals_within, names_in
 from whence.dependence.describe import hook_rows
 from whence.dependence.snapshots import (
@@ -308,9 +308,9 @@ def _is_written(value: object) -> bool:
 
 
 def has_state(value: Any) -> bool:
-    """Whether a value may be changed by who holds it, and is not looked at elsewhere; an optimizer that was
-    never set up as one only stands for another."""
-    if isinstance(value, _NOT_LOOKED_INTO) and not (isinstance(value, Optimizer) and not is_optimizer(value)):
+    """Whether a value may be changed by who holds it, and is not looked at elsewhere, as an optimizer is,
+    but for one that only stands for another."""
+    if isinstance(value, _NOT_LOOKED_INTO) and not is_around_another(value):
         return False
     return isinstance(value, CONTAINERS) or has_attributes(value)
 

@@ -32,7 +32,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from whence._torch.fakes import FakeTensor
 from whence._torch.files import is_installed, is_library
 from whence._torch.observe.attribute_reads import NOTHING, class_attribute, is_observable, own_attributes
-from whence._torch.observe.training_steps import is_own_value, members_of, methods_of, with_inner
+from whence._torch.observe.training_steps import (
+    is_around_another,
+    is_own_value,
+    members_of,
+    methods_of,
+    with_inner,
+)
 from whence._torch.plain_values import PLAIN, PLAIN_IN_WHOLE
 from whence._torch.sizes.numbers import is_recorded
 from whence.dependence.code import (
@@ -119,7 +125,7 @@ class OutsideReads(NamedValues):
         self._place = Place(None, run.subject.place.line)
         self._inside = {id(row.tensor) for row in run.subject.state}
         self._inside |= {id(module) for _, module in run.subject.named_modules()}
-        self._inside |= self._optimizers.keys()
+        self._inside |= self._optimizers.keys() | {id(each.state) for _, each in self._optimizers.values()}
         owners = {id(owner) for call in self._calls for _, owner in owners_of(call)}
         run.reads.passed_over |= self._inside | owners
         self.actors: list[Outside] = []
@@ -312,7 +318,7 @@ class OutsideReads(NamedValues):
             self._kinds[kind] = [*methods_called(kind, NO_WORDS)], self._with_methods(thing, NO_WORDS)
         if self._observer.observe_class_of(thing):
             self._places.setdefault(id(thing), found)
-            if not isinstance(thing, _ACTORS):
+            if not isinstance(thing, _ACTORS) or is_around_another(thing):
                 self._enclosed.reach(found.path, thing)
 
     def _watch_actors(self, model: Outside) -> None:

@@ -1,7 +1,7 @@
 """Listens while a training step runs: beside the model, to autograd's passes and to the optimizer."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from whence._torch.fakes import FakeTensor, FakeTensorMode
 from whence._torch.function_tracer import FunctionTracer
 from whence._torch.observe.checkpoints import is_reentrant_checkpoint
 from whence._torch.observe.module_calls import ObservedCall
-from whence._torch.observe.training_steps import Optimizers, all_members_of, is_scaling
+from whence._torch.observe.training_steps import Optimizers, is_around_another, is_one_of, is_scaling
 from whence._torch.record.step_recorder import StepRecorder
 from whence._torch.sizes.numbers import as_node
 from whence.errors import CaptureError, DataDependent, Place, UnsupportedStep
@@ -380,10 +380,10 @@ class StepPasses(Passes):
 
     @contextmanager
     def stepping(self, optimizer: Optimizer) -> Iterator[None]:
-        """The optimizer's step: it reads numbers of its state, and is not being compiled."""
+        """The optimizer's step, which reads numbers of its state and is not being compiled, or one around."""
         self._refuse_optimizer(optimizer)
         self.running.enter_phase(Phase.OPTIMIZER)
-        with self.step.optimizing():
+        with nullcontext() if is_around_another(optimizer) else self.step.optimizing():
             yield
 
     @contextmanager
@@ -410,7 +410,7 @@ class StepPasses(Passes):
 
     def _refuse_optimizer(self, optimizer: Optimizer) -> None:
         name = type(optimizer).__name__
-        if all(optimizer is not member for member in all_members_of(self.optimizer)):
+        if not is_one_of(optimizer, self.optimizer):
             raise UnsupportedStep(
                 f"the step runs an optimizer ({name}) that the capture was not given",
                 where=self.run.places.here(),
