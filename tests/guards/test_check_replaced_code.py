@@ -1,6 +1,7 @@
 """Reloaders (IPython's `autoreload`) keep a function and put other code and defaults into it."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +56,33 @@ def test_what_a_reloader_puts_into_a_function(name: str, part: str, monkeypatch:
         assert [v.guard.what for v in program.check(model)] == [name]
         assert same_bits(guarded(X), model(X))
     assert program.check(model) == []
+
+
+def summed(output: Tensor) -> Tensor:
+    return output.sum()
+
+
+def squared(output: Tensor) -> Tensor:
+    return output.square().sum()
+
+
+def test_what_a_reloader_puts_into_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss is compared as a method of the model is, also by what is bound."""
+    model = nn.Linear(4, 3)
+    program = whence.capture(model, (X,), backward=summed)
+    bound = program.bind(model)
+    with monkeypatch.context() as patches:
+        patches.setattr(summed, "__code__", squared.__code__)
+        assert [violation.guard.what for violation in program.check(model)] == ["the loss"]
+        with pytest.raises(whence.StaleCapture, match="summed with other code"):
+            bound(X)
+    assert program.check(model) == []
+
+
+def test_loss_of_a_file(tmp_path: Path) -> None:
+    """A loss that a file is given back is compared; one that it cannot find again is no violation."""
+    model = nn.Linear(4, 3)
+    whence.capture(model, (X,), backward=lambda output: output.sum()).save(tmp_path / "program")
+    assert whence.load(tmp_path / "program", model=model).check(model) == []
+    given = whence.load(tmp_path / "program", model=model, loss_function=squared)
+    assert [violation.guard.what for violation in given.check(model)] == ["the loss"]

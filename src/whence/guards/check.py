@@ -235,6 +235,8 @@ def _class_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
 def _variable_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
     """Globals, closures and environment variables that hold something else now."""
     for guard, row in plan.variables:
+        if not row.way and isinstance(row.root, Unfound):
+            continue  # a function of the capture that is not here, in whose place nothing can be
         now = without_patches(row.now())
         is_same = (now is row.value or now is without_patches(row.value)) and not _may_be_written(
             guard.expected, now

@@ -198,6 +198,8 @@ class Reachable:
             owner, function = loss.__self__, loss.__func__
         elif isinstance(loss, partial):
             function = loss.func
+        if type(loss) is FunctionType:
+            self._walk("the loss", loss, loss.__code__)
         if type(function) is not FunctionType:
             return
         if owner is loss and not isinstance(loss, partial):
