@@ -334,3 +334,26 @@ def test_one_output_of_two_is_differentiated() -> None:
         module(X)[0].sin().sum().backward()
     assert differing(gradients(model), gradients(tree)) == []
     assert tree.get_parameter("right.weight").grad is None
+
+
+class Transposed(nn.Module):
+    """Writes a column of what lies transposed in memory: autograd lays its gradient out in the same way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = nn.functional.gelu(x.sin().t().contiguous().t()) * 1
+        hidden[:, 0] = 0
+        return hidden
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_of_another_layout_than_at_capture(seed: int) -> None:
+    """What autograd lays out anew, the captured backward does, too, however the gradient of a result lies."""
+    torch.manual_seed(seed)
+    model, x = Transposed(), torch.randn(6, 8, requires_grad=True)
+    tree = whence.capture(model, (x,), backward=True).unflatten()
+    found = []
+    for module in (model, tree):
+        x.grad = None
+        module(x).backward(torch.linspace(0.5, 1.5, 48).view(6, 8))
+        found.append(x.grad)
+    assert same_bits(*found)

@@ -378,6 +378,9 @@ def _cloned_as_target(node: fx.Node, writer: _NodeWriter) -> fx.Node:
     value = _as_before(source, target, writer)  # type: ignore[arg-type]
     if target.meta["val"].is_contiguous():  # type: ignore[union-attr]
         return writer(aten.clone.default, value, memory_format=torch.contiguous_format)
+    is_whole = said_of(target.target).view is None  # type: ignore[union-attr]
+    if is_whole and origin_of(node).phase is Phase.BACKWARD:  # gradients arrive in any layout
+        return written_into(aten.slice_scatter.default, target, value, writer)  # type: ignore[arg-type]
     return writer(aten.clone.default, value)
 
 
