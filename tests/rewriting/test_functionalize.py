@@ -1,5 +1,7 @@
 """What a write in place computes is what its functional form computes, to the last bit."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -59,3 +61,43 @@ def test_a_write_that_a_sparse_tensor_shares(written: str) -> None:
     assert torch.equal(whence.capture(model, example).module()(*example), model(*example))
     with pytest.raises(whence.UnsupportedMutation, match="shares the memory"):
         whence.capture(SharedBySparse(written, is_read=True), example)
+
+
+class Observed(nn.Module):
+    """Learns to be quantised, with statistics of the whole tensor or of each channel."""
+
+    def __init__(self, by_channel: bool) -> None:
+        super().__init__()
+        self.by_channel = by_channel
+        for name, value in (("lowest", torch.inf), ("highest", -torch.inf), ("scale", 1.0)):
+            self.register_buffer(name, torch.tensor([] if by_channel and name != "scale" else [value]))
+        self.register_buffer("zero_point", torch.tensor([0], dtype=torch.int32))
+        self.register_buffer("on", torch.tensor([1]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        statistics = self.lowest, self.highest, self.scale, self.zero_point
+        rounded: Tensor = torch.fused_moving_avg_obs_fake_quant(
+            x, self.on, self.on, *statistics, 0.01, -128, 127, 0, self.by_channel, True
+        )
+        return rounded.sin()
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_statistics_of_quantised_values(by_channel: bool) -> None:
+    """They are written as eager writes them; by channel the first run makes them, and is no program."""
+    model, x = Observed(by_channel), torch.linspace(-1, 1, 12).view(3, 4)
+    if by_channel:
+        with pytest.raises(whence.UnsupportedMutation, match="another shape afterwards") as caught:
+            whence.capture(model, (x,))
+        assert "run it once before the capture" in str(caught.value)
+        model(x)
+    eager, y = copy.deepcopy(model), x.cos().requires_grad_()
+    program = whence.capture(model, (y,), backward=True)
+    assert program.check(model) == []
+    tree, z = program.unflatten(copy=True), y.detach().clone().requires_grad_()
+    expected, result = eager(y), tree(z)
+    assert torch.equal(result, expected)
+    expected.sum().backward()
+    result.sum().backward()
+    assert y.grad is not None and z.grad is not None and torch.equal(y.grad, z.grad)
+    assert all(torch.equal(now, eager.get_buffer(name)) for name, now in tree.named_buffers())

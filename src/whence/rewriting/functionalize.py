@@ -274,15 +274,16 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
 
 def _is_resized(target: Any, tensor: fx.Node, value: fx.Node) -> bool:
     """Whether an operation finds no room for its result in the tensor that it is told to write to."""
-    is_told = any(argument.is_out for argument in target._schema.arguments)
-    return is_told and tensor.meta["val"].shape != value.meta["val"].shape
+    may = said_of(target).resizes or any(argument.is_out for argument in target._schema.arguments)
+    return may and tensor.meta["val"].shape != value.meta["val"].shape
 
 
 def _resize(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWriter) -> fx.Node:
     """From now on the tensor has other memory, of the size that the result needs."""
     tensor, node = state.identity(recorded), writer.node
     if tensor.op == "placeholder":
-        raise _NoForm(node, f"whoever holds {tensor.name} would have a tensor of another shape afterwards")
+        why = f"whoever holds {tensor.name} would have a tensor of another shape afterwards"
+        raise _NoForm(node, why, "run it once before the capture, and the tensor has that shape")
     if tensor in state.views or any(view.base is tensor for view in state.views.values()):
         raise _NoForm(node, "it gives another shape to a tensor that others look into")
     dtype = recorded.meta["val"].dtype
@@ -476,13 +477,15 @@ def _written_through(state: Functional, view: View, value: fx.Node, writer: _Nod
     return value
 
 
+_OUT_OF_PLACE = "use the out-of-place operation there, or clone the tensor before writing to it"
+
+
 class _NoForm(Exception):
     """A node writes in a way that cannot be said without writing."""
 
-    def __init__(self, node: fx.Node, why: str) -> None:
+    def __init__(self, node: fx.Node, why: str, remedy: str = _OUT_OF_PLACE) -> None:
         super().__init__(why)
-        self.node = node
-        self.why = why
+        self.node, self.why, self.remedy = node, why, remedy
 
 
 def _refuse(found: Sequence[_NoForm]) -> None:
@@ -496,5 +499,5 @@ def _mutation_fault(found: _NoForm) -> Fault:
         f"{op_name(found.node.target)} cannot be written without changing its input",
         where=place_of(found.node),
         why=found.why,
-        remedy="use the out-of-place operation there, or clone the tensor before writing to it",
+        remedy=found.remedy,
     )

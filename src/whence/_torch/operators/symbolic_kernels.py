@@ -374,3 +374,13 @@ def _overlap_undecided(
     """Decides nothing where all tensors have the same sizes; otherwise some are broadcast to the first."""
     sizes = {comparable(value.shape) for value in args if isinstance(value, Tensor)}
     return without_decisions(environment) if len(sizes) == 1 else nullcontext()
+
+
+def observed(tensor: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    """Numbers rounded as quantised ones, which of them were in range, and the statistics: by channel, these
+    are made when there are none yet."""
+    given = aten._fused_moving_avg_obs_fq_helper_functional.default(tensor, *args)
+    lowest, axis, by_channel = args[2], args[9], len(args) > 10 and args[10]
+    if not by_channel or lowest.numel() > 0:
+        return tuple(given)
+    return (*given[:2], *(each.new_empty(tensor.shape[axis]) for each in given[2:]))

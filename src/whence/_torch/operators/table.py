@@ -52,6 +52,7 @@ class Operator:
     bits, because it is computed from what was written. `zeroes_gradient`: zeros are the gradient of what it
     writes to, and its twin gives none. `is_unseen`: autograd does not look at it, whatever its operator says.
     `asks_grad_mode`: its kernel gives other last bits where grad mode is on, whatever requires a gradient.
+    `resizes`: where it finds no room in a tensor that it writes, it gives that the size it needs.
     `workspace` is the result that its kernel keeps for the backward, of which the fake one has no size.
     """
 
@@ -73,6 +74,7 @@ class Operator:
     is_for_tracing: bool = False
     by_result: Callable[[fx.Node], bool] | None = None
     zeroes_gradient: bool = False
+    resizes: bool = False
     is_unseen: bool = False
     asks_grad_mode: bool = False
     workspace: int | None = None
@@ -164,6 +166,10 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten.native_batch_norm_backward.default: Operator(layout=follows(1)),
     aten._native_batch_norm_legit.default: Operator(twin=aten._native_batch_norm_legit_functional.default),
     aten._batch_norm_with_update.default: Operator(twin=aten._batch_norm_with_update_functional.default),
+    aten._fused_moving_avg_obs_fq_helper.default: Operator(
+        twin=aten._fused_moving_avg_obs_fq_helper_functional.default, resizes=True
+    ),
+    aten._fused_moving_avg_obs_fq_helper_functional.default: Operator(fake=symbolic_kernels.observed),
     aten.rrelu_with_noise.default: Operator(training=4, twin=aten.rrelu_with_noise_functional.default),
     aten.rrelu_with_noise_.default: Operator(twin=aten.rrelu_with_noise_functional.default),
     **dict.fromkeys(
