@@ -467,9 +467,8 @@ def _written_through(state: Functional, view: View, value: fx.Node, writer: _Nod
         inverse = said_of(step.target).view
         written = inverse and inverse(step, index, values[position], value, writer)  # type: ignore[arg-type]
         if written is None:
-            raise _NoForm(
-                writer.node, f"it writes through {op_name(step.target)}, whose inverse is not known"
-            )
+            why = f"it writes through {op_name(step.target)}, whose inverse is not known"
+            raise _NoForm(writer.node, why)
         if step.target is aten.detach.default:
             written = writer(aten.copy.default, values[position], value)
             state.straight[written] = None
@@ -495,9 +494,5 @@ def _refuse(found: Sequence[_NoForm]) -> None:
 
 
 def _mutation_fault(found: _NoForm) -> Fault:
-    return Fault(
-        f"{op_name(found.node.target)} cannot be written without changing its input",
-        where=place_of(found.node),
-        why=found.why,
-        remedy=found.remedy,
-    )
+    what = f"{op_name(found.node.target)} cannot be written without changing its input"
+    return Fault(what, where=place_of(found.node), why=found.why, remedy=found.remedy)
