@@ -378,7 +378,7 @@ class Damped(Optimizer):
         return self.optimizer.state_dict()
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         self.taken += 1
         self.past.append(self.taken)
         for tensor in (each for group in self.param_groups for each in group["params"]):

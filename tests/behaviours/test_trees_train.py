@@ -351,7 +351,7 @@ def test_gradients_of_another_layout_than_at_capture(seed: int) -> None:
     torch.manual_seed(seed)
     model, x = Transposed(), torch.randn(6, 8, requires_grad=True)
     tree = whence.capture(model, (x,), backward=True).unflatten()
-    found = []
+    found: list[Tensor | None] = []
     for module in (model, tree):
         x.grad = None
         module(x).backward(torch.linspace(0.5, 1.5, 48).view(6, 8))

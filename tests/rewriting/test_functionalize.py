@@ -66,6 +66,12 @@ def test_a_write_that_a_sparse_tensor_shares(written: str) -> None:
 class Observed(nn.Module):
     """Learns to be quantised, with statistics of the whole tensor or of each channel."""
 
+    lowest: Tensor
+    highest: Tensor
+    scale: Tensor
+    zero_point: Tensor
+    on: Tensor
+
     def __init__(self, by_channel: bool) -> None:
         super().__init__()
         self.by_channel = by_channel

@@ -241,7 +241,8 @@ def write_all(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
 
 def _is_copied_by_kernels(tensor: Tensor) -> bool:
     """Whether no class says itself what a copy into it is, as one whose values are quantised does."""
-    return _is_strided(tensor) and not is_traceable_wrapper_subclass(tensor)
+    is_plain = type(tensor) in PLAIN_TENSORS or not is_traceable_wrapper_subclass(tensor)
+    return is_plain and _is_strided(tensor)
 
 
 def storage_of(tensor: Tensor) -> int:
