@@ -195,8 +195,9 @@ def drawn_by_default(draw: Callable[[], float] = random.random) -> float:
 def test_what_no_program_holds_is_refused(draw: Callable[[], object]) -> None:
     """A seed, an array, a number beyond 64 bits: refused with the example, too."""
     model, before = Drawing(draw), generators()
-    with pytest.raises(whence.SideEffect, match="a number of up to 64 bits"):
+    with pytest.raises(whence.SideEffect, match="a number of up to 64 bits") as caught:
         whence.capture(model, (X,), decide="example")
+    assert "let the example decide" not in (caught.value.remedy or ""), "it does already"
     assert differing(before, generators()) == []
 
 

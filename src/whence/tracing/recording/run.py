@@ -125,7 +125,10 @@ def record(
     )
 
     def run() -> Recorded:
-        with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
+        with (
+            keeping_what_was_recorded(session),
+            surroundings_kept(session, undoing, lines, decides=example.decides),
+        ):
             return _recorded(session, example, backward)
 
     with session.ended_by_errors():
@@ -264,11 +267,11 @@ def values_deciding(
 
 
 @contextmanager
-def surroundings_kept(session: Session, undoing: Undoing, lines: Lines) -> Iterator[None]:
+def surroundings_kept(session: Session, undoing: Undoing, lines: Lines, *, decides: bool) -> Iterator[None]:
     """Random numbers, autocast's cache, module attributes and tensors: all given back as they were."""
     subject, reads = session.run.subject, session.run.reads
     modules = kept_of((*subject.named_modules(), *subject.named_wrappers()))
-    side_effects = SideEffects(session)
+    side_effects = SideEffects(session, decides=decides)
     parts = [row for row in plain_tensors(subject.state) if row.access]
     tensors = [row.tensor for row in (*subject.state, *parts)]
     gradients = [tensor.grad for tensor in tensors if tensor.grad is not None]

@@ -4,7 +4,6 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -34,10 +33,11 @@ from whence.tracing.target.subject import Subject
 class SideEffects:
     """Gradients and random generators as they were, and what this thread has done to them since.
 
-    What `fills_gradients` may do so.
+    What `fills_gradients` may do so. Where the example decides, a refusal does not say to let it.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, decides: bool) -> None:
+        self._decides = decides
         self._subject = session.run.subject
         self._sources = session.run.reads.reachable.sources
         self._random_states = session.run.random_states
@@ -133,7 +133,10 @@ class SideEffects:
         self._random_states.state_set("cpu", None)
 
     def _fault(self, kind: Kind) -> Fault:
-        return _FAULTS[kind](self._subject, self._places.get(kind, self._subject.place))
+        place = self._places.get(kind, self._subject.place)
+        if kind == "torch":
+            return _set_generator(self._subject, place)
+        return _drew(_SOURCES[kind], self._subject, place, decides=self._decides)
 
     def _moved_generators(self, now: Mapping[Kind, object]) -> dict[Kind, object]:
         """What this thread has moved to where it is now, with the states before.
@@ -151,6 +154,15 @@ class SideEffects:
 
 
 _MODULES: dict[Kind, str] = {"python": "random", "numpy": "numpy.random"}
+_SOURCES: dict[Kind, str] = {"python": "Python's random module", "numpy": "NumPy's default generator"}
+_LET_DECIDE = (
+    "or, where it is a number of up to 64 bits, and no default argument draws it, let the example decide "
+    'with decide="example", and every run draws as eager does, and is held to the decisions'
+)
+_DECIDED_ALREADY = (
+    'with decide="example" a program draws a number of up to 64 bits, or places in a sequence, where no '
+    "default argument draws it, but no array, and it sets no seed"
+)
 
 
 def _write_count(gradient: Tensor | None) -> int:
@@ -166,14 +178,12 @@ def _wrote_gradients(subject: Subject, touched: Sequence[str]) -> Fault:
     )
 
 
-def _drew(source: str, subject: Subject, where: Place) -> Fault:
+def _drew(source: str, subject: Subject, where: Place, *, decides: bool) -> Fault:
     return Fault(
         f"{subject.name} draws from {source} while it runs",
         where=where,
         why="the number would be a constant of the program, the same in every run",
-        remedy="draw it outside and pass it in; or, where it is a number of up to 64 bits, and no default "
-        'argument draws it, let the example decide with decide="example", and every run draws as eager does, '
-        "and is held to the decisions",
+        remedy=f"draw it outside and pass it in; {_DECIDED_ALREADY if decides else _LET_DECIDE}",
     )
 
 
@@ -245,10 +255,3 @@ def _keeps_tensors(subject: Subject, names: str, holders: Sequence[str]) -> Lost
         remedy="make anew what holds these, and run the model once on the example inputs before the capture, "
         "so that nothing is left to be kept",
     )
-
-
-_FAULTS: dict[Kind, Callable[[Subject, Place], Fault]] = {
-    "python": partial(_drew, "Python's random module"),
-    "numpy": partial(_drew, "NumPy's default generator"),
-    "torch": _set_generator,
-}

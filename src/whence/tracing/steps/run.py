@@ -91,7 +91,10 @@ def record_step(
     undoing.later(outside.way_back())  # gone last: others look at these things when stand-ins are there
 
     def run() -> RecordedStep:
-        with keeping_what_was_recorded(session), surroundings_kept(session, undoing, lines):
+        with (
+            keeping_what_was_recorded(session),
+            surroundings_kept(session, undoing, lines, decides=example.decides),
+        ):
             tensors = [row.value for row in found.entries() if isinstance(row.value, Tensor)]
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
             own = [*own_states(found.optimizer)]
