@@ -74,6 +74,26 @@ def test_number_leaves_the_layout(function: OpOverload) -> None:
     assert corrected.stride() == function(x, 2.0).stride()
 
 
+@pytest.mark.parametrize(
+    "function",
+    [F.softplus, F.hardtanh, F.hardswish, F.hardsigmoid, torch.logit],
+    ids=lambda each: each.__name__,
+)
+def test_derivative_is_laid_out_as_by_the_kernel(function: Callable[[Tensor], Tensor]) -> None:
+    """A gradient that comes permuted stays so: what reshapes it is a copy in eager, and was a view."""
+    layer, x = torch.nn.Linear(8, 4), torch.rand(2, 16, 8)
+    optimizer = torch.optim.SGD(layer.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        loss = function(layer(x)).transpose(1, 2).contiguous().sin().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    program = whence.capture_step(step, (x,), model=layer, optimizer=optimizer)
+    assert program.verify(layer, (x,)).ok
+
+
 def test_normalisation_after_attention_over_one_picture() -> None:
     """Group norm asks whether an activation is channels last: with one picture a stride of size 1 decides."""
 

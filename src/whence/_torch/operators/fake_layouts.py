@@ -52,6 +52,14 @@ def as_on_meta(func: Any) -> LayoutRule:
     return laid_out
 
 
+def as_pointwise(args: tuple[Any, ...], result: Tensor) -> Tensor:
+    """Laid out as a sum of the tensors is: decompositions of derivatives look at others first."""
+    given = _tensors(args)
+    if any(map(has_open_sizes, given)):
+        return result
+    return _with_strides_of(_of_kernel(torch.add, _on_meta, given, {}), result)  # type: ignore[no-any-return]
+
+
 def as_the_kernel_lays_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """Results where an argument or one of them could be contiguous and channels last at once.
 

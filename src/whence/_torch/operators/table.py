@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from whence._torch.operators import cudnn, symbolic_kernels, views
-from whence._torch.operators.fake_layouts import LayoutRule, as_on_meta, follows
+from whence._torch.operators.fake_layouts import LayoutRule, as_on_meta, as_pointwise, follows
 from whence._torch.operators.symbolic_kernels import (
     SymbolRule,
     attention_on_cpu,
@@ -161,6 +161,11 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten._pin_memory.default: Operator(fake=symbolic_kernels.as_it_lies),
     aten.native_group_norm.default: Operator(layout=follows(0)),
     aten.roll.default: Operator(layout=follows(0)),
+    aten.softplus_backward.default: Operator(layout=as_pointwise),
+    aten.hardtanh_backward.default: Operator(layout=as_pointwise),
+    aten.hardswish_backward.default: Operator(layout=as_pointwise),
+    aten.hardsigmoid_backward.default: Operator(layout=as_pointwise),
+    aten.logit_backward.default: Operator(layout=as_pointwise),
     aten.channel_shuffle.default: Operator(layout=follows(0)),
     aten.native_channel_shuffle.default: Operator(layout=follows(0)),
     aten.native_batch_norm_backward.default: Operator(layout=follows(1)),
