@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_leaves
 
 import whence
 from whence._torch.operators.table import said_of
@@ -72,6 +73,60 @@ def test_number_leaves_the_layout(function: OpOverload) -> None:
         fake = torch.empty_strided(x.shape, x.stride())
         corrected = laid_out(function, (fake, 2.0), {}, function(fake, 2.0))
     assert corrected.stride() == function(x, 2.0).stride()
+
+
+def of_channels(name: str, x: Tensor, *rest: object) -> tuple[object, ...]:
+    """What normalisation over three channels takes."""
+    scale, shift = torch.ones(3), torch.zeros(3)
+    if name == "norm_backward":
+        given = (x * 2, x, scale, shift, scale, shift, scale, True, 1e-5, [True] * 3)
+        return (*given, torch.empty(0, dtype=torch.uint8)) if rest else given
+    return (x, scale, shift, shift, scale, *rest)
+
+
+CALLS: dict[OpOverload, Callable[[Tensor, Tensor], tuple[object, ...]]] = {
+    aten.softplus_backward.default: lambda g, x: (g, x, 1, 20),
+    aten.elu_backward.default: lambda g, x: (g, 1.0, 1.0, 1.0, False, x),
+    aten.native_dropout_backward.default: lambda g, x: (g, x > 0, 2.0),
+    aten.mse_loss_backward.default: lambda g, x: (g, x, x, 0),
+    aten.smooth_l1_loss_backward.default: lambda g, x: (g, x, x, 0, 1.0),
+    aten.huber_loss_backward.default: lambda g, x: (g, x, x, 0, 1.0),
+    aten.binary_cross_entropy_backward.default: lambda g, x: (g, x.sigmoid(), x.sigmoid(), None, 0),
+    aten._log_softmax_backward_data.default: lambda g, x: (g, x, -1, torch.float32),
+    aten.log_sigmoid_forward.default: lambda _, x: (x,),
+    aten.pow.Scalar: lambda _, x: (2.0, x),
+    aten.copysign.Tensor: lambda _, x: (x, torch.tensor(1.0)),
+    aten.floor_divide.default: lambda _, x: (x, torch.tensor(2.0)),
+    aten.normal.Tensor_Tensor: lambda _, x: (x, x.abs()),
+    aten.native_layer_norm_backward.default: lambda g, x: (
+        *(g, x, [4], torch.zeros(2, 3, 1), torch.ones(2, 3, 1)),
+        *(torch.ones(4), torch.zeros(4), [True] * 3),
+    ),
+    aten._native_batch_norm_legit.default: lambda _, x: of_channels("norm", x, True, 0.1, 1e-5),
+    aten._batch_norm_with_update.default: lambda _, x: of_channels("norm", x, 0.1, 1e-5),
+    aten.native_batch_norm_backward.default: lambda _, x: of_channels("norm_backward", x),
+    aten.batch_norm_backward.default: lambda _, x: of_channels("norm_backward", x, "reserve"),
+}
+"""Calls whose fake result lies otherwise where a gradient, or a value, is permuted."""
+
+
+@pytest.mark.parametrize("permuted", ["gradient", "value", "both"])
+@pytest.mark.parametrize("target", CALLS, ids=str)
+def test_permuted_argument_is_laid_out_as_by_the_kernel(target: OpOverload, permuted: str) -> None:
+    """After the correction fake results have the strides of the real ones."""
+    gradient, value = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    if permuted != "value":
+        gradient = gradient.transpose(1, 2).contiguous().transpose(1, 2)
+    if permuted != "gradient":
+        value = value.transpose(1, 2).contiguous().transpose(1, 2)
+    arguments = CALLS[target](gradient, value)
+    mode = FakeTensorMode()
+    fakes = [mode.from_tensor(each) if isinstance(each, Tensor) else each for each in arguments]
+    with mode:
+        corrected = laid_out(target, tuple(fakes), {}, target(*fakes))
+    real = target(*arguments)
+    pairs = zip(tree_leaves(real), tree_leaves(corrected), strict=True)
+    assert all(one.stride() == other.stride() for one, other in pairs)
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,32 @@ def as_pointwise(args: tuple[Any, ...], result: Tensor) -> Tensor:
     return _with_strides_of(_of_kernel(torch.add, _on_meta, given, {}), result)  # type: ignore[no-any-return]
 
 
+def contiguous(_args: tuple[Any, ...], result: Any) -> Any:
+    """New memory in the order of dimensions, whatever the arguments' is; of several results all."""
+    if isinstance(result, list | tuple):
+        return type(result)(contiguous((), part) for part in result)
+    if not isinstance(result, Tensor) or has_open_sizes(result):
+        return result
+    return _with_strides_of(torch.empty(result.shape, device="meta"), result)
+
+
+def contiguous_on_cpu(args: tuple[Any, ...], result: Any) -> Any:
+    """As `contiguous`, by kernels of the CPU alone."""
+    is_there = all(tensor.device.type == "cpu" for tensor in _tensors(args))
+    return contiguous(args, result) if is_there else result
+
+
+def like_new(argument: int) -> LayoutRule:
+    """New memory as that of an argument, also where it is permuted."""
+
+    def laid_out(args: tuple[Any, ...], result: Tensor) -> Any:
+        return (
+            result if has_open_sizes(result) else _with_strides_of(torch.empty_like(args[argument]), result)
+        )
+
+    return laid_out
+
+
 def as_the_kernel_lays_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
     """Results where an argument or one of them could be contiguous and channels last at once.
 

@@ -14,7 +14,15 @@ from torch import Tensor, fx
 from torch._ops import OpOverload
 
 from whence._torch.operators import cudnn, symbolic_kernels, views
-from whence._torch.operators.fake_layouts import LayoutRule, as_on_meta, as_pointwise, follows
+from whence._torch.operators.fake_layouts import (
+    LayoutRule,
+    as_on_meta,
+    as_pointwise,
+    contiguous,
+    contiguous_on_cpu,
+    follows,
+    like_new,
+)
 from whence._torch.operators.symbolic_kernels import (
     SymbolRule,
     attention_on_cpu,
@@ -161,16 +169,31 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten._pin_memory.default: Operator(fake=symbolic_kernels.as_it_lies),
     aten.native_group_norm.default: Operator(layout=follows(0)),
     aten.roll.default: Operator(layout=follows(0)),
-    aten.softplus_backward.default: Operator(layout=as_pointwise),
-    aten.hardtanh_backward.default: Operator(layout=as_pointwise),
-    aten.hardswish_backward.default: Operator(layout=as_pointwise),
-    aten.hardsigmoid_backward.default: Operator(layout=as_pointwise),
-    aten.logit_backward.default: Operator(layout=as_pointwise),
+    **{
+        getattr(aten, f"{name}_backward").default: Operator(layout=rule)
+        for names, rule in (
+            ("softplus hardtanh hardswish hardsigmoid logit elu native_dropout", as_pointwise),
+            ("mse_loss smooth_l1_loss huber_loss native_layer_norm", contiguous),
+            ("binary_cross_entropy", like_new(1)),
+            ("native_batch_norm batch_norm", follows(1)),
+        )
+        for name in names.split()
+    },
+    aten._log_softmax_backward_data.default: Operator(layout=contiguous),
+    aten.log_sigmoid_forward.default: Operator(layout=contiguous_on_cpu),
+    aten.pow.Scalar: Operator(layout=contiguous_on_cpu),
+    aten.normal.Tensor_Tensor: Operator(layout=contiguous_on_cpu),
+    aten.copysign.Tensor: Operator(layout=as_pointwise),
+    aten.div.Tensor_mode: Operator(layout=as_pointwise),
+    aten.floor_divide.default: Operator(layout=as_pointwise),
     aten.channel_shuffle.default: Operator(layout=follows(0)),
     aten.native_channel_shuffle.default: Operator(layout=follows(0)),
-    aten.native_batch_norm_backward.default: Operator(layout=follows(1)),
-    aten._native_batch_norm_legit.default: Operator(twin=aten._native_batch_norm_legit_functional.default),
-    aten._batch_norm_with_update.default: Operator(twin=aten._batch_norm_with_update_functional.default),
+    aten._native_batch_norm_legit.default: Operator(
+        twin=aten._native_batch_norm_legit_functional.default, layout=follows(0)
+    ),
+    aten._batch_norm_with_update.default: Operator(
+        twin=aten._batch_norm_with_update_functional.default, layout=follows(0)
+    ),
     aten._fused_moving_avg_obs_fq_helper.default: Operator(
         twin=aten._fused_moving_avg_obs_fq_helper_functional.default, resizes=True
     ),
