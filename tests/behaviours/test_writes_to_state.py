@@ -306,17 +306,14 @@ def puts(model: Any, gradient: Tensor) -> None:
     model.seen = model.seen * 0.9 + gradient
 
 
-LATE = pytest.mark.parametrize(
-    ("begin", "write"),
-    [
-        *((in_a_hook_on_a_module, write) for write in (adds, puts)),
-        *((in_a_hook_on_a_tensor, write) for write in (adds, puts)),
-        *((in_a_hook_on_a_node, adds), (in_a_function_of_the_users, puts), (in_a_checkpoint, adds)),
-    ],
-)
+LATE: list[tuple[Any, Any]] = [
+    *((in_a_hook_on_a_module, write) for write in (adds, puts)),
+    *((in_a_hook_on_a_tensor, write) for write in (adds, puts)),
+    *((in_a_hook_on_a_node, adds), (in_a_function_of_the_users, puts)),
+]
 
 
-@LATE
+@pytest.mark.parametrize(("begin", "write"), LATE)
 def test_a_write_in_the_backward_is_no_part_of_a_joint_program(begin: Any, write: Any) -> None:
     """It writes state when its forward is done."""
     with pytest.raises(whence.UnsupportedMutation, match="is written in the backward") as caught:
@@ -324,7 +321,7 @@ def test_a_write_in_the_backward_is_no_part_of_a_joint_program(begin: Any, write
     assert "capture_step" in str(caught.value.remedy)
 
 
-@LATE
+@pytest.mark.parametrize(("begin", "write"), [*LATE, (in_a_checkpoint, adds)])
 def test_a_write_in_the_backward_of_a_step(begin: Any, write: Any) -> None:
     """Buffers and weights are eager's after each step."""
     found, x = [], torch.randn(3, 4, generator=torch.Generator().manual_seed(0))

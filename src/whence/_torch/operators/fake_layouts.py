@@ -57,7 +57,8 @@ def as_pointwise(args: tuple[Any, ...], result: Tensor) -> Tensor:
     given = _tensors(args)
     if any(map(has_open_sizes, given)):
         return result
-    return _with_strides_of(_of_kernel(torch.add, _on_meta, given, {}), result)  # type: ignore[no-any-return]
+    pair = (given[0], given[-1])  # one, where the other is a number
+    return _with_strides_of(_of_kernel(torch.add, _on_meta, pair, {}), result)  # type: ignore[no-any-return]
 
 
 def contiguous(_args: tuple[Any, ...], result: Any) -> Any:

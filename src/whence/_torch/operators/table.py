@@ -96,7 +96,8 @@ def _above_threshold(node: fx.Node) -> bool:
 def _of_wider(node: fx.Node) -> bool:
     """Whether an operand is wider than what is written: in place its gradient is computed in the dtype that
     is written, and by the twin in its own."""
-    written, *operands = (arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node))
+    values = (arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node))
+    written, *operands = (value for value in values if isinstance(value, Tensor))
     wider = [operand for operand in operands if operand.dim() and _is_wider(operand.dtype, written.dtype)]
     is_handed_on = node.target in _HANDED_ON and node.kwargs.get("alpha", 1) == 1
     return any(not is_handed_on or operand.shape != written.shape for operand in wider)

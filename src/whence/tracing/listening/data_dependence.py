@@ -175,7 +175,8 @@ def _need_of(operation: object, function: object) -> tuple[str, Need]:
     name = getattr(function, "__name__", short_name(operation))
     if has_size_of_data(operation):
         return f"{_SIZES.get(name, name)}, whose result has a size that depends on data,", Need.SIZE
-    if name in ("grad", "backward") and torch.is_anomaly_check_nan_enabled():
+    looks_for_nan = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+    if name in ("grad", "backward") and looks_for_nan:
         return "anomaly mode, which looks for NaN in every gradient,", Need.ANOMALY
     return _READS.get(name, (f"a number (in {name})", Need.NUMBER))
 
