@@ -471,6 +471,21 @@ def test_what_has_no_plain_name_is_found_after_loading(name: str, tmp_path: Path
     assert bool(after.check(model, (X,))) is bool(before.check(model, (X,)))
 
 
+def test_what_a_count_decides_survives(tmp_path: Path) -> None:
+    """A step that asks whether a number of its own is there any more is written, and read."""
+    model, left = nn.Linear(4, 2), [5]
+
+    def step(x: Tensor) -> Tensor:
+        left[0] -= 1
+        loss: Tensor = model(x).sum() if left[0] % 2 else model(x).mean()
+        return loss
+
+    before = whence.capture_step(step, (torch.ones(3, 4),), model=model)
+    after = through_file(before, tmp_path)
+    say_the_same(before, after)
+    assert after.decisions == before.decisions and len(after.decisions) == 1
+
+
 def test_as_many_results_as_values_said_are_loaded(tmp_path: Path) -> None:
     """Nobody can tell how many rows an operator gives that looks at values."""
 

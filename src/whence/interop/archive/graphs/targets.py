@@ -21,6 +21,7 @@ _OF_OPERATOR = (
     *("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "neg", "pos", "abs", "inv", "invert"),
     *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "xor", "not_", "lshift", "rshift", "getitem"),
     *("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor", "index"),
+    "truth",
 )
 _OF_MATH = (
     *("floor", "ceil", "trunc", "sqrt", "pow", "exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos"),
