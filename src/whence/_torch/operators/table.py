@@ -97,10 +97,10 @@ def _of_wider(node: fx.Node) -> bool:
     """Whether an operand is wider than what is written: in place its gradient is computed in the dtype that
     is written, and by the twin in its own."""
     values = (arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node))
-    written, *operands = (value for value in values if isinstance(value, Tensor))
-    wider = [operand for operand in operands if operand.dim() and _is_wider(operand.dtype, written.dtype)]
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    wider = [each for each in tensors[1:] if each.dim() and _is_wider(each.dtype, tensors[0].dtype)]
     is_handed_on = node.target in _HANDED_ON and node.kwargs.get("alpha", 1) == 1
-    return any(not is_handed_on or operand.shape != written.shape for operand in wider)
+    return any(not is_handed_on or each.shape != tensors[0].shape for each in wider)
 
 
 def _is_wider(dtype: torch.dtype, than: torch.dtype) -> bool:
