@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import nn, randn
 
-import whence
-from tests.libraries.rows import Rows, given, refused, untrained
+from tests.libraries.rows import Rows, given, untrained
 
 row = Rows()
 
@@ -123,17 +122,9 @@ def shuffle_net(models: Any) -> nn.Module:
     return models.ShuffleNetV2([2, 1, 1], [8, 8, 16, 32, 32], num_classes=5)
 
 
-@row(
-    "torchvision.models",
-    picture,
-    **refused(
-        whence.UnsupportedMutation,
-        "written in the backward",
-        "its checkpoints run batch norms again in the backward, which count the batch once more",
-        "joint",
-    ),
-)
+@row("torchvision.models", picture)
 def dense_net(models: Any) -> nn.Module:
+    """Its checkpoints run batch norms again in the backward, which count the batch once more."""
     return models.DenseNet(4, (2, 2), 8, num_classes=5, memory_efficient=True)
 
 
