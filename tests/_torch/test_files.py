@@ -4,10 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-import typing_extensions
 from torch import nn
 
-from whence._torch.files import COMPUTING, FUNCTIONS_OF_C, is_library, is_standard_library
+from whence._torch.files import COMPUTING, FUNCTIONS_OF_C
 
 
 @pytest.mark.canary("torch._VF")
@@ -28,10 +27,3 @@ def test_what_computes_in_python_is_there() -> None:
     """Layers, distributions and optimizers."""
     for held in (nn.Linear.forward, torch.distributions.Normal.log_prob, torch.optim.SGD.__init__):
         assert held.__code__.co_filename.startswith(COMPUTING)
-
-
-def test_what_later_pythons_have_is_pythons() -> None:
-    """`typing_extensions` puts functions into `typing`, which run where annotations are read."""
-    assert is_standard_library(typing_extensions.__file__)
-    assert is_library(typing_extensions.__name__)
-    assert not is_standard_library(pytest.__file__)

@@ -20,17 +20,13 @@ COMPUTING = tuple(f"{TORCH}{room}{os.sep}" for room in ("nn", "distributions", "
 """The folders of what computes in Python, by functions that it calls by name."""
 FUNCTIONS_OF_C: Any = torch._VF
 """Where PyTorch's recurrent networks look up functions in C, and anybody may put another."""
-_TYPING = "typing_extensions"
-"""What is part of Python from some release on, and puts functions into the `typing` of those before."""
-_TYPING_FILE = getattr(find_spec(_TYPING), "origin", None)
 _STANDARD_LIBRARY = f"{sysconfig.get_path('stdlib')}{os.sep}"
 _INSTALLED = tuple(f"{sysconfig.get_path(kind)}{os.sep}" for kind in ("purelib", "platlib"))
 
 
 def is_standard_library(file: str) -> bool:
     """Whether a file is Python's own; what is installed beside it is not."""
-    is_own = file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
-    return is_own or file == _TYPING_FILE
+    return file.startswith(_STANDARD_LIBRARY) and not file.startswith(_INSTALLED)
 
 
 def is_installed(file: str) -> bool:
@@ -41,7 +37,7 @@ def is_installed(file: str) -> bool:
 def is_library(module: str | None) -> bool:
     """Whether a module of that name is Python's, torch's, NumPy's or ours: no user's."""
     package = str(module).partition(".")[0]
-    return package in ("torch", "numpy", "whence", _TYPING) or package in sys.stdlib_module_names
+    return package in ("torch", "numpy", "whence") or package in sys.stdlib_module_names
 
 
 def folder_of(package: str) -> str | None:
