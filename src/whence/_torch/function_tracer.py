@@ -106,6 +106,14 @@ class Untold:
         return untold(self._context.__exit__, *error)
 
 
+def code_running() -> Iterator[CodeType]:
+    """What runs on this thread, the innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code
+        frame = frame.f_back
+
+
 class _Beside:
     """What the interpreter calls for ours, and for what code of this thread puts there meanwhile, which is
     told that it is alone. Other threads have their own."""

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import (
     _CheckpointFrame,
 )
 
+from whence._torch.function_tracer import code_running
 from whence._torch.patching import patched
 
 POLICY = "recompute"
@@ -49,12 +50,7 @@ def is_reentrant_checkpoint(node: Node) -> bool:
 
 def is_in_checkpoint() -> bool:
     """Whether the calling thread computes the region of a checkpoint for the first time."""
-    frame = sys._getframe(1)
-    while frame.f_code is not _REGION:
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return True
+    return any(code is _REGION for code in code_running())
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass
 from functools import wraps
 from itertools import chain, repeat
-from types import CodeType, FrameType, FunctionType
+from types import CodeType, FunctionType
 from typing import Any, Protocol
 
 import torch
@@ -26,6 +26,7 @@ from torch.optim.optimizer import (
 )
 
 from whence._torch.autograd.nodes import BackwardListener, is_leaf_node, nodes_below, watched
+from whence._torch.function_tracer import code_running
 from whence._torch.observe.attribute_reads import NOTHING, own_attributes
 from whence._torch.observe.hooks import hooks_of_leaf
 from whence._torch.patching import patched
@@ -473,16 +474,9 @@ def moved_by(schedule: LRScheduler) -> list[str]:
 
 def is_stepping() -> bool:
     """Whether an optimizer's step is running on this thread."""
-    return any(code is _HOOKED for code in _running())
+    return any(code is _HOOKED for code in code_running())
 
 
 def is_scaling() -> bool:
     """Whether a `GradScaler` is at work on this thread."""
-    return any(code.co_filename == _SCALER for code in _running())
-
-
-def _running() -> Iterator[CodeType]:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None:
-        yield frame.f_code
-        frame = frame.f_back
+    return any(code.co_filename == _SCALER for code in code_running())

@@ -218,12 +218,10 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten.threshold_.default: Operator(by_result=_above_threshold),
     aten.elu_.default: Operator(by_result=_always),
     aten.celu_.default: Operator(by_result=_always),
-    **{
-        operator: Operator(by_result=_of_wider)
-        for operator in (
-            *(aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.pow_.Tensor, aten.atan2_.default),
-        )
-    },
+    **dict.fromkeys(
+        (aten.add_.Tensor, aten.sub_.Tensor, aten.mul_.Tensor, aten.pow_.Tensor, aten.atan2_.default),
+        Operator(by_result=_of_wider),
+    ),
     # Views.
     aten.detach.default: Operator(view=views.same, entry=torch.detach),
     aten.alias.default: Operator(view=views.same),

@@ -70,8 +70,8 @@ class CapturedFunction(torch.autograd.Function):
         ctx.run = run
         ctx.edges = [*accumulate((isinstance(tensor, Tensor) for tensor in tensors), initial=0)]
         named = list(zip(run.plan.forward.outputs, results, strict=True))
-        values = dict(named)
-        ctx.between = {name: values[name] for name, _, _ in run.gradients.rewritten}
+        again = {name for name, _, _ in run.gradients.rewritten}
+        ctx.between = {name: value for name, value in named if name in again} if again else {}
         given = zip(run.inputs, tensors, strict=False)  # which may be results, too
         ctx.shapes = {name: value.shape for name, value in (*given, *named) if isinstance(value, Tensor)}
         ctx.set_materialize_grads(False)
