@@ -345,15 +345,47 @@ class Transposed(nn.Module):
         return hidden
 
 
+class Rotated(nn.Module):
+    """Multiplies pairs of features as complex numbers: autograd makes the gradient of a result contiguous."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = torch.view_as_complex(x.view(6, 4, 2))
+        return torch.view_as_real(pairs * pairs)
+
+
+class Grouped(nn.Module):
+    """Normalises groups of channels: the kernel of the backward reads a gradient as if it were contiguous."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.group_norm(x.view(2, 6, 4).sin(), 3)
+
+
+class Laid(nn.Module):
+    """Normalises what lies with its channels last, and so does autograd lay the gradient out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.group_norm(x.view(2, 6, 2, 2).contiguous(memory_format=torch.channels_last).sin(), 3)
+
+
+class Strided(nn.Module):
+    """Writes to every other element of memory; the gradient of what is written is read in the same way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.as_strided_scatter(x.sin(), x[:3, :4] * 2, (3, 4), (16, 2))
+
+
 @pytest.mark.parametrize("seed", range(4))
-def test_gradients_of_another_layout_than_at_capture(seed: int) -> None:
+@pytest.mark.parametrize("kind", [Transposed, Rotated, Grouped, Laid, Strided])
+def test_gradients_of_another_layout_than_at_capture(kind: type[nn.Module], seed: int) -> None:
     """What autograd lays out anew, the captured backward does, too, however the gradient of a result lies."""
     torch.manual_seed(seed)
-    model, x = Transposed(), torch.randn(6, 8, requires_grad=True)
+    model, x = kind(), torch.randn(6, 8, requires_grad=True)
     tree = whence.capture(model, (x,), backward=True).unflatten()
     found: list[Tensor | None] = []
     for module in (model, tree):
         x.grad = None
-        module(x).backward(torch.linspace(0.5, 1.5, 48).view(6, 8))
+        output = module(x)
+        gradient = torch.linspace(0.5, 1.5, 48).view(output.shape[::-1])
+        output.backward(gradient.permute(*reversed(range(output.dim()))))
         found.append(x.grad)
     assert same_bits(*found)

@@ -46,3 +46,19 @@ def test_what_is_left_behind_is_taken_away() -> None:
     traceback.get_current_meta()["recompute"] = True
     back()
     assert "recompute" not in traceback.get_current_meta()
+
+
+def test_annotations_are_left_to_who_made_them() -> None:
+    """A block of another thread may have ended meanwhile, or go on."""
+    with traceback.annotate({"of": "a block that ends"}):
+        back = annotations_restored()
+        with traceback.annotate({"of": "one inside of it"}):
+            pass
+        back()
+        assert annotations() == {"of": "a block that ends"}
+    back()
+    assert annotations() == {}
+    back = annotations_restored()
+    with traceback.annotate({"of": "a block that goes on"}):
+        back()
+        assert annotations() == {"of": "a block that goes on"}

@@ -103,6 +103,22 @@ def dropped_afterwards(m: Any, x: Tensor) -> Tensor:
     return nn.functional.dropout(plainly(m, x), 0.5)
 
 
+def grouped_afterwards(m: Any, x: Tensor) -> Tensor:
+    """Normalises it in groups, by a kernel that reads contiguous memory."""
+    return nn.functional.group_norm(plainly(m, x), 2).sin()
+
+
+def determined_afterwards(m: Any, x: Tensor) -> Tensor:
+    """A determinant, whose backward goes by how the matrix lay in the forward."""
+    hidden = plainly(m, x)
+    return hidden * torch.linalg.det(hidden[:, :3].sin())
+
+
+def strided_afterwards(m: Any, x: Tensor) -> Tensor:
+    """Reads every other element of its memory."""
+    return plainly(m, x).as_strided((3, 2), (4, 2))
+
+
 def again_in_the_backward(m: Any, x: Tensor) -> Tensor:
     """In a checkpoint."""
     return checkpoint(m.inner, m.first(x), use_reentrant=False)
@@ -149,6 +165,13 @@ ROWS = {
     "other memory": Row(plainly, lambda _: Does(transposed)),
     "other memory before random numbers": Row(
         dropped_afterwards, lambda _: Does(transposed), always="random numbers are drawn for it afterwards"
+    ),
+    "other memory before a group norm": Row(grouped_afterwards, lambda _: Does(transposed)),
+    "other memory before a determinant": Row(
+        determined_afterwards, lambda _: Does(transposed), joint="afterwards goes by that"
+    ),
+    "other memory before strides": Row(
+        strided_afterwards, lambda _: Does(transposed), joint="afterwards goes by that"
     ),
     "argument in half precision": Row(in_half(plainly), lambda _: Does(queries_and_keys)),
     "twice in half precision": Row(in_half(twice), lambda _: Does(residual), always="casts its weights once"),

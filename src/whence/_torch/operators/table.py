@@ -60,6 +60,9 @@ class Operator:
     bits, because it is computed from what was written. `zeroes_gradient`: zeros are the gradient of what it
     writes to, and its twin gives none. `is_unseen`: autograd does not look at it, whatever its operator says.
     `asks_grad_mode`: its kernel gives other last bits where grad mode is on, whatever requires a gradient.
+    `asks_layout`: what its backward computes goes by how its argument lay in memory.
+    `gathers` are the positions of arguments that who calls it in eager mode makes contiguous first, and
+    `gathers_gradients` of those that autograd does, in a backward.
     `resizes`: where it finds no room in a tensor that it writes, it gives that the size it needs.
     `workspace` is the result that its kernel keeps for the backward, of which the fake one has no size.
     """
@@ -86,6 +89,9 @@ class Operator:
     is_unseen: bool = False
     asks_grad_mode: bool = False
     workspace: int | None = None
+    asks_layout: bool = False
+    gathers: tuple[int, ...] = ()
+    gathers_gradients: tuple[int, ...] = ()
 
 
 def _above_threshold(node: fx.Node) -> bool:
@@ -160,15 +166,25 @@ ROWS: Mapping[OpOverload, Operator] = {
         workspace=3,
         layout=follows(0),
         takes_symbols=True,
+        gathers=(0,),
     ),
-    aten.cudnn_batch_norm_backward.default: Operator(layout=follows(0)),
+    aten.cudnn_batch_norm_backward.default: Operator(layout=follows(0), gathers=(0, 1)),
+    aten.miopen_batch_norm.default: Operator(gathers=(0,)),
+    aten.miopen_batch_norm_backward.default: Operator(gathers=(0, 1)),
     aten._batch_norm_with_update_functional.default: Operator(fake=cudnn.normalized, workspace=3),
     aten.mkldnn_rnn_layer.default: Operator(workspace=3, asks_grad_mode=True),
     aten._cudnn_rnn.default: Operator(workspace=3, layout=cudnn.recurrent_laid_out),
     aten._cudnn_rnn_backward.default: Operator(fake=cudnn.recurrent_backward),
     aten.miopen_rnn.default: Operator(workspace=3),
     aten._pin_memory.default: Operator(fake=symbolic_kernels.as_it_lies),
-    aten.native_group_norm.default: Operator(layout=follows(0)),
+    aten.native_group_norm.default: Operator(layout=follows(0), gathers=(0,)),
+    aten.native_group_norm_backward.default: Operator(gathers=(0, 1)),
+    aten._weight_norm_interface_backward.default: Operator(gathers=(0,)),
+    aten._cdist_backward.default: Operator(gathers=(0,)),
+    aten._pdist_forward.default: Operator(gathers=(0,)),
+    aten._pdist_backward.default: Operator(gathers=(1, 3)),
+    aten._linalg_det.default: Operator(asks_layout=True),
+    aten._linalg_slogdet.default: Operator(asks_layout=True),
     aten.roll.default: Operator(layout=follows(0)),
     **{
         getattr(aten, f"{name}_backward").default: Operator(layout=rule)
@@ -234,11 +250,13 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten.slice.Tensor: Operator(view=views.scattered(aten.slice_scatter.default)),
     aten.select.int: Operator(view=views.scattered(aten.select_scatter.default), entry=torch.select),
     aten.diagonal.default: Operator(view=views.scattered(aten.diagonal_scatter.default)),
-    aten.as_strided.default: Operator(view=_SCATTERED, reads_memory=True),
+    aten.as_strided.default: Operator(view=_SCATTERED, reads_memory=True, gathers_gradients=(0,)),
     aten.as_strided_scatter.default: Operator(reads_memory=True),
     aten.as_strided_copy.default: Operator(reads_memory=True),
     aten.view_as_real.default: Operator(view=views.back(aten.view_as_complex.default)),
-    aten.view_as_complex.default: Operator(view=views.back(aten.view_as_real.default)),
+    aten.view_as_complex.default: Operator(
+        view=views.back(aten.view_as_real.default), gathers_gradients=(0,)
+    ),
     aten.view.dtype: Operator(view=views.retyped),
     aten.view.default: Operator(view=views.reshaped, layout=as_on_meta(aten.view.default), entry=Tensor.view),
     aten._unsafe_view.default: Operator(layout=as_on_meta(aten._unsafe_view.default)),

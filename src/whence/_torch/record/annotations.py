@@ -41,16 +41,24 @@ def said_of(node: fx.Node) -> Mapping[str, Any]:
 
 
 def annotations_restored() -> Callable[[], None]:
-    """A way back to what is said now: selective checkpoints leave what they say of their operations."""
-    said = dict(traceback.get_current_meta())
+    """A way back to what is said now: selective checkpoints leave what they say of their operations.
+
+    Annotations are left alone. Who made them takes them away, and may be another thread, which annotates in
+    the same place: what it says now may be over then, or change.
+    """
+    said = _beside_annotations()
 
     def restore() -> None:
         now = traceback.get_current_meta()
-        if now != said:
-            now.clear()
-            now.update(said)
+        for key in _beside_annotations().keys() - said.keys():
+            del now[key]
+        now.update(said)
 
     return restore
+
+
+def _beside_annotations() -> dict[str, Any]:
+    return {key: value for key, value in traceback.get_current_meta().items() if key != CUSTOM}
 
 
 def note_annotations(node: fx.Node) -> None:

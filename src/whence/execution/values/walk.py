@@ -18,6 +18,7 @@ from whence.hierarchy.emit.differentiable import straight_through, with_gradient
 from whence.hierarchy.emit.source import run_as
 from whence.program import FlatProgram
 from whence.program.queries.failing import OF_OPERATIONS, refuse_failed
+from whence.program.queries.memory_order import with_gathered
 from whence.program.signature import Input
 from whence.program.state import refuse_elsewhere
 from whence.schema import InputKind, OutputKind
@@ -75,7 +76,7 @@ def _computed_value(
         return _leaf_over_memory(program, program.input(node.name), program.state[node.name])
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: values[source.name])
     try:
-        return _operation(program, node)(*args, **kwargs)
+        return _operation(program, node)(*with_gathered(node, args), **kwargs)
     except OF_OPERATIONS as error:
         refuse_failed(program, error, node.name)
         raise

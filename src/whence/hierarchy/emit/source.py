@@ -24,6 +24,7 @@ from whence.hierarchy.run.captured import refuse_moved
 from whence.hierarchy.run.gradient_pieces import GradientPieces
 from whence.hierarchy.tree import TAKEN_NAMES
 from whence.program.node_records import origin_of
+from whence.program.queries.memory_order import gathered, in_memory_order
 from whence.provenance import ModulePath
 from whence.provenance import Source as UserLine
 from whence.schema import Phase
@@ -183,6 +184,8 @@ def _write_step(writer: _BodyWriter, phase: Phase, step: str | int) -> None:
     node = writer.plan.nodes[step]
     arguments = [writer.spelled(argument) for argument in node.args]
     arguments += [f"{key}={writer.spelled(value)}" for key, value in node.kwargs.items()]
+    for at, order in gathered(node):
+        arguments[at] = f"{writer.callee(in_memory_order)}({arguments[at]}, {order})"
     callee = writer.callee(run_as(node.target), node.args)
     if step in writer.plan.program.facts.straight_through:
         arguments.insert(0, callee)

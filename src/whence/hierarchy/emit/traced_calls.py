@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 
 from whence._torch.autograd.mode_questions import mode_now
 from whence._torch.observe.compile_flags import constant_to_tracers
 from whence._torch.pytrees import KeyPath, TreeSpec, tree_flatten, tree_flatten_with_path
-from whence._torch.sizes.exported_sizes import order_of
 from whence._torch.tensors import autocast_state
 from whence.errors import CallError
 from whence.hierarchy.emit.generated_call import Body, GeneratedCall
@@ -27,6 +26,7 @@ from whence.hierarchy.swap.unpreserved import Unpreserved, in_place_of, name_of_
 from whence.program import Convention
 from whence.program.arguments.binding import CallSpelling, spelling_of
 from whence.program.arguments.fitting import Look
+from whence.program.queries.memory_order import in_memory_order, order_if_dense
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:
@@ -174,18 +174,10 @@ def _body_laid_out(call: "CallBody") -> Body:
     def run(module: nn.Module, *values: Any) -> tuple[Any, ...]:
         ordered = list(values)
         for at, order in orders:
-            ordered[at] = _in_memory_order(ordered[at], order)
+            ordered[at] = in_memory_order(ordered[at], order)
         return body(module, *ordered)
 
     return run
-
-
-def _in_memory_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
-    """A tensor whose dimensions lie in memory one after the other, in this order."""
-    back = [order.index(axis) for axis in range(len(order))]
-    if back == list(order) == list(range(len(order))):
-        return tensor.contiguous()
-    return tensor.permute(list(order)).contiguous().permute(back)
 
 
 def _memory_orders(
@@ -193,11 +185,9 @@ def _memory_orders(
 ) -> Iterator[tuple[int, tuple[int, ...]]]:
     """In which order the dimensions of an input lie in memory, where it fills its memory."""
     for at, name in enumerate(inputs):
-        value = nodes[name].meta.get("val")
-        if isinstance(value, Tensor) and value.layout is torch.strided and value.dim() > 1:
-            order = order_of(value)
-            if value.permute(order).is_contiguous():
-                yield at, order
+        order = order_if_dense(nodes[name].meta.get("val"))
+        if order is not None:
+            yield at, order
 
 
 def _tracing_refusal(call: "CallBody") -> str:

@@ -4,18 +4,19 @@ The graph hands a module flat values and takes flat values back. A preserved cal
 that nothing in it reads, so any module with the original's calling convention can be called in its place.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from whence._torch.autograd.nodes import above_autograd
 from whence._torch.autograd.switches import switched
-from whence._torch.operators.schemas import draws
+from whence._torch.operators.schemas import draws, reads_memory
+from whence._torch.operators.table import said_of
 from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.exported_sizes import order_of
 from whence._torch.sizes.symbols import is_symbolic
@@ -27,6 +28,7 @@ from whence.hierarchy.run.wrapper_subclasses import registered_at
 from whence.hierarchy.swap.newcomers import SwapTrial
 from whence.hierarchy.swap.state import is_shared
 from whence.program import Absent, Constant, Input, Named
+from whence.program.node_records import origin_of
 from whence.program.signature import describe
 from whence.provenance import ModulePath
 from whence.schema import Phase
@@ -87,20 +89,38 @@ class Returned:
         return None
 
     def _other_order(self, name: str, expected: Any, value: Any) -> str | None:
-        """Random numbers are drawn in the order of memory, which the graph has from the capture."""
+        """Random numbers are drawn, and memory is read, in the order that the graph has from the capture."""
         if not isinstance(expected, Tensor) or {value.layout, expected.layout} != {torch.strided}:
             return None
-        if order_of(value) == order_of(expected) or name not in self._drawn_after:
+        if order_of(value) == order_of(expected):
             return None
-        return "lies in memory otherwise than the original's, and random numbers are drawn for it afterwards"
+        for names, what in (
+            (self._drawn_after, "random numbers are drawn for it afterwards"),
+            (self._read_after, "what is computed of it afterwards goes by that"),
+        ):
+            if name in names:
+                return f"lies in memory otherwise than the original's, and {what}"
+        return None
 
     @cached_property
     def _drawn_after(self) -> frozenset[str]:
         """The values that random draws follow from."""
+        return self._leading_to(lambda node: draws(node.target, node.args, node.kwargs))
+
+    @cached_property
+    def _read_after(self) -> frozenset[str]:
+        """The values whose layout in memory what is below autograd has from the capture."""
+        if not self.plan.program.has_backward:
+            return frozenset()
+        return self._leading_to(
+            lambda node: _asks_layout(node.target) and origin_of(node).phase is Phase.FORWARD
+        )
+
+    def _leading_to(self, is_reached: Callable[[fx.Node], bool]) -> frozenset[str]:
         found: set[str] = set()
         for node in reversed(self.plan.nodes.values()):
-            draw = node.op == "call_function" and draws(node.target, node.args, node.kwargs)
-            if draw or any(user.name in found for user in node.users):
+            reached = node.op == "call_function" and is_reached(node)
+            if reached or any(user.name in found for user in node.users):
                 found.add(node.name)
         return frozenset(found)
 
@@ -117,6 +137,10 @@ class Returned:
     @cached_property
     def _state(self) -> dict[str, Input]:
         return {row.name: row for row in self.plan.program.signature.state}
+
+
+def _asks_layout(target: Any) -> bool:
+    return reads_memory(target) or said_of(target).asks_layout
 
 
 def _stands_for(value: Any, argument: Any) -> bool:
