@@ -8,6 +8,7 @@ from threading import Event, Thread
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import whence
 from tests import zoo
@@ -109,6 +110,51 @@ def test_another_model_in_another_thread() -> None:
     alone = str(whence.capture(model, (X,), backward=True))
     background = Background(eager(other))
     assert {str(program) for program in captures(model, background)} == {alone}
+    assert background.unexpected == []
+
+
+def compiled() -> None:
+    torch.compiler.reset()
+    torch.compile(nn.Sequential(nn.Linear(zoo.WIDTH, 2), nn.ReLU()), backend="aot_eager", fullgraph=True)(X)
+
+
+TRACED: dict[str, Callable[[], object]] = {
+    "make_fx": lambda: make_fx(torch.sin)(X) and None,
+    "export": lambda: torch.export.export(zoo.Mlp(), (X,)) and None,
+    "compile": compiled,
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", TRACED)
+def test_what_pytorch_traces_in_another_thread(name: str) -> None:
+    """It is no part of a program, hides no module call from it, and is not disturbed."""
+    model = zoo.Mlp()
+    alone = str(whence.capture(model, (X,), backward=True))
+    background = Background(TRACED[name])
+    assert {str(program) for program in captures(model, background)} == {alone}
+    assert background.unexpected == []
+
+
+@pytest.mark.sweep
+def test_a_step_beside_the_compiler() -> None:
+    """Its optimizer is told that nothing is compiled: told otherwise it computes with tensors."""
+    model = zoo.Mlp()
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    def page() -> str:
+        return str(whence.capture_step(step, (X,), model=model, optimizer=optimizer))
+
+    alone, background = page(), Background(compiled)
+    with background.running():
+        assert {page() for _ in range(3)} == {alone}
     assert background.unexpected == []
 
 

@@ -16,7 +16,7 @@ from whence.program import FlatProgram
 from whence.tracing.recording.session import Session
 from whence.tracing.recording.side_effects import take_out_kept
 from whence.tracing.reuse import AnotherAttempt
-from whence.tracing.sandbox.capture_lock import take_turn
+from whence.tracing.sandbox.capture_lock import take_turn, while_tracers_wait
 from whence.tracing.sandbox.late_modules import imported_again, late_modules_unloaded
 from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.target.example import Given
@@ -38,7 +38,11 @@ def attempted(
         limit = sys.getrecursionlimit()
         undoing.later(partial(sys.setrecursionlimit, limit))
         sys.setrecursionlimit(2 * limit + 1000)
-        with undecided_bookkeeping(given.dynamic_shapes is not None), failures_unlogged():
+        with (
+            while_tracers_wait(),
+            undecided_bookkeeping(given.dynamic_shapes is not None),
+            failures_unlogged(),
+        ):
             return work(interrupts)
 
     with late_modules_unloaded() as late:

@@ -1,16 +1,19 @@
-"""Captures take turns, and Python's collector waits for them."""
+"""Captures take turns, with PyTorch's tracers, too, and Python's collector waits for them."""
 
 import gc
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
+from whence._torch.observe.threads import tracers_take_turns
 from whence.errors import NestedCapture
 from whence.tracing.sandbox.undo import Result, Undoing
 
 # One capture at a time: while a model runs on fake tensors its attributes may hold some, so another capture
 # may not even look at it.
 _turn = threading.RLock()
+_LONGEST_WAIT = 60.0
 
 
 def take_turn(undoing: Undoing) -> None:
@@ -23,6 +26,20 @@ def take_turn(undoing: Undoing) -> None:
         )
     undoing.later(_end_turn)
     _turn.acquire()
+
+
+def while_tracers_wait() -> AbstractContextManager[None]:
+    """PyTorch's tracers and compiler in other threads take turns with the capture whose turn it is.
+
+    A model may wait for a thread that traces, or a trace for this one: then they go on after a while.
+    """
+    return tracers_take_turns(_let_end, (_let_end.__code__, take_turn.__code__), _LONGEST_WAIT)
+
+
+def _let_end() -> None:
+    """Wait until no capture goes on, and take no turn."""
+    if _turn.acquire(timeout=_LONGEST_WAIT):
+        _turn.release()
 
 
 def _end_turn() -> None:
