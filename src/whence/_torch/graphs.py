@@ -17,7 +17,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _custom_builtins
 from torch.fx.node import Node
 
-from whence._torch.operators.table import said_of
+from whence._torch.operators.table import fake_kernel
 
 NAMES_OF_CODE = frozenset({"self", *_custom_builtins})
 """What code that fx writes calls its module, PyTorch and the like: nothing else in it may be called so."""
@@ -99,7 +99,7 @@ def fake_result(target: Any, args: Any, kwargs: Any) -> Any:
     """What an operation returns, on the fake values of its arguments."""
     fake_args, fake_kwargs = fx.map_arg((args, kwargs), lambda node: node.meta["val"])
     with torch.no_grad():
-        return (said_of(target).fake or target)(*fake_args, **fake_kwargs)
+        return fake_kernel(target)(*fake_args, **fake_kwargs)
 
 
 Replacement = Callable[[fx.Node, str], None]

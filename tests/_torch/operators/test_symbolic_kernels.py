@@ -201,6 +201,31 @@ def test_a_filled_diagonal_stays_open(backward: bool) -> None:
     assert program.verify(model, (torch.randn(7, 3, requires_grad=backward),)).ok
 
 
+class Choosing(nn.Module):
+    """Whole numbers choose, as bytes."""
+
+    def forward(self, x: Tensor, choice: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.where(choice, x.tanh(), x / 2), torch.where(choice, x.t().sin().t(), 0.0)
+
+
+@pytest.mark.filterwarnings("ignore:where received a uint8 condition tensor")
+@pytest.mark.parametrize("is_open", [False, True])
+@pytest.mark.parametrize("backward", [False, True])
+def test_bytes_choose(backward: bool, is_open: bool) -> None:
+    """Also in the backward, and for open sizes; it ended in PyTorch's "expected predicate to be bool".
+
+    Choosing by other whole numbers is eager's error.
+    """
+    shapes = ({0: torch.export.Dim("rows", min=2)},) * 2 if is_open else None
+    x, choice = torch.randn(4, 3, requires_grad=backward), torch.arange(12).view(4, 3) % 2
+    program = whence.capture(Choosing(), (x, choice.byte()), backward=backward, dynamic_shapes=shapes)
+    rows = 7 if is_open else 4
+    others = torch.randn(rows, 3, requires_grad=backward), torch.arange(rows * 3).view(rows, 3).byte() % 2
+    assert program.verify(Choosing(), others).ok
+    with pytest.raises(RuntimeError, match="expected"):
+        whence.capture(Choosing(), (x, choice))
+
+
 AS_EAGER = frozenset(
     {
         "aten::_upsample_lanczos2d_aa.vec",  # its overload without scale factors has no kernel for symbols

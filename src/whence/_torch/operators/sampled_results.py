@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import snapshot_fake
 
 from whence._torch.fakes import fake_like
-from whence._torch.operators.table import said_of
+from whence._torch.operators.table import fake_kernel, said_of
 from whence._torch.plain_values import PLAIN
 from whence._torch.sizes.symbols import SYMBOLIC, comparable, expression, has_open_sizes
 
@@ -63,7 +63,7 @@ class Samples:
             with unset_fake_temporarily():
                 given = [_each(value, on_meta) for value in args]
                 sizes = _together(samples) if keeps_sizes(func) else None
-                found = func(*given)
+                found = fake_kernel(func)(*given)
             return self._like(found, sizes or _selected_sizes(found, samples), samples)
         except _Uncommon:
             return None

@@ -376,6 +376,12 @@ def _overlap_undecided(
     return without_decisions(environment) if len(sizes) == 1 else nullcontext()
 
 
+def chosen(choice: Tensor, one: Tensor, other: Tensor) -> Tensor:
+    """One of two, also where bytes choose: PyTorch's fake kernel takes none."""
+    found: Tensor = aten.where.self(choice.bool() if choice.dtype is torch.uint8 else choice, one, other)
+    return found
+
+
 def observed(tensor: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """Numbers rounded as quantised ones, which of them were in range, and the statistics: by channel, these
     are made when there are none yet."""

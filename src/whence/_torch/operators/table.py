@@ -215,6 +215,7 @@ ROWS: Mapping[OpOverload, Operator] = {
         twin=aten._fused_moving_avg_obs_fq_helper_functional.default, resizes=True
     ),
     aten._fused_moving_avg_obs_fq_helper_functional.default: Operator(fake=symbolic_kernels.observed),
+    aten.where.self: Operator(fake=symbolic_kernels.chosen),
     aten.rrelu_with_noise.default: Operator(training=4, twin=aten.rrelu_with_noise_functional.default),
     aten.rrelu_with_noise_.default: Operator(twin=aten.rrelu_with_noise_functional.default),
     **dict.fromkeys(
@@ -319,6 +320,11 @@ _NOTHING = Operator()
 def said_of(target: Any) -> Operator:
     """What is said of an operator; nothing of most, and of what is none."""
     return ROWS.get(target, _NOTHING)
+
+
+def fake_kernel(target: Any) -> Callable[..., Any]:
+    """What says what an operator gives, of tensors without numbers: PyTorch's, or that of the table."""
+    return said_of(target).fake or target
 
 
 def rule_on_symbols(target: OpOverload) -> SymbolRule | None:

@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import PythonKeyTracer, snapshot_fake
 
 from whence._torch.operators.fake_layouts import as_the_kernel_lays_out
 from whence._torch.operators.schemas import has_size_of_data, is_composite
-from whence._torch.operators.table import rule_on_symbols, said_of
+from whence._torch.operators.table import fake_kernel, rule_on_symbols, said_of
 from whence._torch.record.annotations import note_function
 
 
@@ -28,8 +28,7 @@ def unaliased(result: Any) -> Any:
 def run_on_fakes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], environment: Any) -> Any:
     """What an operator gives, by its fake kernel or where sizes are open by a rule."""
     rule = None if environment is None else rule_on_symbols(func)
-    fake = said_of(func).fake or func
-    given = rule(func, args, kwargs, environment) if rule else fake(*args, **kwargs)
+    given = rule(func, args, kwargs, environment) if rule else fake_kernel(func)(*args, **kwargs)
     return laid_out(func, args, kwargs, given)
 
 
