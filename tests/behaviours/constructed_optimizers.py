@@ -90,6 +90,30 @@ def gradients_in_a_queue() -> Training:
     return training(lambda model: Keeping(model, update))
 
 
+class Touching(Optimizer):
+    """Looks for the state of each parameter, which makes one, and keeps none."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for held in self.param_groups[0]["params"]:
+            if held.grad is not None:
+                state = self.state[held]
+                held.sub_(held.grad + state.get("average", 0.0), alpha=self.param_groups[0]["lr"])
+
+
+@step()
+def looks_for_state() -> Training:
+    return training(lambda model: Touching(model.parameters()))
+
+
+@step()
+def asks_whether_state_was_looked_for() -> Training:
+    return _asking(lambda optimizer, _: len(optimizer.state), Touching)
+
+
 class Projector:
     """Holds a direction, how often it was made, and how."""
 
@@ -458,10 +482,10 @@ def one_gradient_for_two() -> Training:
     return Training(model, optimizer, step)
 
 
-def _asking(ask: Callable[[Optimizer, Tensor], Any]) -> Training:
+def _asking(ask: Callable[[Optimizer, Tensor], Any], kind: Callable[[Any], Optimizer] = Adam) -> Training:
     """Asks what the optimizer has before it steps."""
     model = network()
-    optimizer = Adam(model.parameters(), lr=0.1)
+    optimizer = kind(model.parameters())
 
     def step(x: Tensor) -> Any:
         optimizer.zero_grad()

@@ -40,6 +40,7 @@ def everything(training: Training) -> dict[str, Any]:
     found: dict[str, Any] = {f"gradient of {name}": held for name, held in gradients(model).items()}
     for at, optimizer in enumerate(optimizers):
         found |= {f"optimizer {at}, {n}": held for n, held in enumerate(tree_leaves(optimizer.state_dict()))}
+        found[f"keys of optimizer {at}"] = sorted(map(str, optimizer.state_dict().get("state", ())))
     kept = tree_leaves(training.kept())
     found |= {
         f"kept {at}": str(leaf) if isinstance(leaf, str | None) else leaf for at, leaf in enumerate(kept)

@@ -213,15 +213,13 @@ class Live:
             found, row = self._in_state(slot), self._rows[slot.input]
             self._in_states[slot.input] = found
             if found is NOTHING and slot.initial is None:
-                yield Fault(
-                    f"{row.path} does not exist",
-                    why="the optimizer had taken steps when it was captured; what it begins with is not "
-                    "known",
-                    remedy="take one step with this optimizer, or capture with one that has not taken any",
-                )
+                yield _missing(row.path)
             elif found is not NOTHING and _kind(found) != _kind(row.value):
                 what = f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(found)} now"
                 yield Fault(what, remedy=AGAIN)
+        for home, is_made in self.step.touched:
+            if not is_made and self.tensors[home.owner] not in inside(self.optimizer, home.member).state:
+                yield _missing(home.path)
         inputs = {(slot.home, slot.way) for slot in self.step.states} if self.step.frames else set()
         for frame in self.step.frames:
             taken = {way[1:] for home, way in inputs if home == frame.home and way[0] == frame.key}
@@ -274,6 +272,8 @@ class Live:
             if key not in state and initial is not None:
                 state[key] = initial.made()
                 made.append((state, key))
+        for home, _ in self.step.touched:
+            self._begun(home, made)
         for number in self.step.numbers:
             group = home_of(self.optimizer, number.group)
             if number.initial is not None and number.key not in group:
@@ -371,6 +371,14 @@ class Live:
             tensor.grad = gradient
         else:
             tensor.grad.add_(gradient)
+
+
+def _missing(path: str) -> Fault:
+    return Fault(
+        f"{path} does not exist",
+        why="the optimizer had taken steps when it was captured; what it begins with is not known",
+        remedy="take one step with this optimizer, or capture with one that has not taken any",
+    )
 
 
 def _is_as_it_was(row: Setting, now: object) -> bool:

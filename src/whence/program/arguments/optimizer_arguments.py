@@ -331,8 +331,9 @@ class Step:
     `cleared` those whose `.grad` is None afterwards, whatever it was. `gradients` are inputs that are
     gradients of before, each with its parameter. `frames` are pieces of the optimizer's state that hold
     others, or are constants. `outside` is what files of releases had here that did not guard it. `empty`
-    is state that is None, by parameter and key: a first step puts it there. `counted` are numbers around the
-    step that it advances, and `effects` what else it puts there. `calls` are those of schedules, in order.
+    is state that is None, by parameter and key: a first step puts it there. `touched` is where there is an
+    empty state, since the step only looks for some, and whether a first step makes it. `counted` are numbers
+    around the step that it advances, and `effects` what else it puts there. `calls` are those of schedules.
     `graph` is the graph that was captured, as long as no pass has made another one of it. A `second` step is
     another program than the first, which only the step itself takes. `hooked` are parameters that have hooks
     on their gradients, each with these in words: what they do is part of the program. `actors` are the model,
@@ -359,6 +360,7 @@ class Step:
     graph: Any = None
     second: bool = False
     hooked: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    touched: tuple[tuple[StateHome, bool], ...] = ()
     actors: tuple[Outside, ...] | None = None
 
     @property

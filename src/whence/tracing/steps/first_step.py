@@ -22,6 +22,7 @@ from whence.program.arguments.optimizer_arguments import (
     Initial,
     Setting,
     StateFrame,
+    StateHome,
     is_number,
 )
 from whence.tracing.reuse import AnotherAttempt, Reuse
@@ -48,6 +49,7 @@ _FIRST = (
 class StepAssumptions:
     """What a run takes for given: state that a first step would make, and whether learning rates are inputs.
 
+    `touched` is where it only looks for some, and leaves an empty one.
     `counts` and `numbers` are numbers that steps advance, in the state and in the groups, `advanced` those in
     containers and objects of the state; `owned` are attributes of the optimizer that it changes. `operations`
     are those of the run before, which this one must repeat. `host` is what the step changes
@@ -56,6 +58,7 @@ class StepAssumptions:
     """
 
     created: Mapping[Key, Initial] = field(default_factory=dict)
+    touched: frozenset[StateHome] = frozenset()
     counts: Mapping[Key, Counter] = field(default_factory=dict)
     numbers: Mapping[GroupKey, Counter] = field(default_factory=dict)
     advanced: frozenset[Key] = frozenset()
@@ -80,11 +83,12 @@ class StepAssumptions:
 @dataclass(frozen=True)
 class StateBefore:
     """State that the optimizer had when the run began: what tensors and numbers there were, how a person
-    reads each piece, and what other pieces were made of."""
+    reads each piece, and what other pieces were made of; where it was empty, and whether that is assumed."""
 
     kinds: Mapping[Key, str]
     pieces: Mapping[Key, str]
     frames: Mapping[Key, StateFrame]
+    touched: Mapping[StateHome, bool]
 
 
 def _unbegun(assumed: StepAssumptions) -> AnotherAttempt:
@@ -111,16 +115,17 @@ def refuse_unbegun(
     if not advanced <= assumed.advanced:
         raise _unbegun(replace(assumed, advanced=assumed.advanced | advanced))
     new = [held for held in found.entries(assumed.advanced) if held.place not in before.kinds]
-    begins = bool(new) or any(counter.after is not None for counter in counted.values())
+    touched = frozenset(found.touched()) - before.touched.keys()
+    begins = bool(new or touched) or any(counter.after is not None for counter in counted.values())
     if begins and expected is not None:
-        raise _refused(", ".join(held.path for held in new) or "values in its groups")
+        paths = [*(held.path for held in new), *(home.path for home in touched)]
+        raise _refused(", ".join(paths) or "values in its groups")
     numbers = {**assumed.numbers, **counted}
     if begins:
         created, counts, makers = _created(session, new)
         operations = (*operations_of(session, makers), *_left(session, found, results))
-        raise _unbegun(
-            replace(assumed, created=created, counts=counts, numbers=numbers, operations=operations)
-        )
+        begun = replace(assumed, created=created, counts=counts, touched=touched)
+        raise _unbegun(replace(begun, numbers=numbers, operations=operations))
     if counted:
         raise _unbegun(replace(assumed, numbers=numbers))
     _guess_again(session, found, assumed)

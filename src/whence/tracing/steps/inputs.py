@@ -62,6 +62,7 @@ def take_inputs(session: StepSession, found: Optimizing, wish: StepAssumptions) 
             {entry.place: entry.kind for entry in before},
             {row.place: row.path for row in found.pieces()},
             found.frames(),
+            {home: home in wish.touched for home in found.touched()},
         ),
         settings=tuple(found.settings()),
         empty=tuple((entry.home.owner, entry.way[0]) for entry in before if entry.value is None),
@@ -110,6 +111,8 @@ def _begin(session: StepSession, found: Optimizing, wish: StepAssumptions) -> No
         made = initial.value if like is None else session.recorder.fresh([like])[0]
         counter = wish.counts.get((home, way))
         put_inside(home.begun(found.optimizer, tensors), way, made if counter is None else counter.begins)
+    for home in wish.touched:
+        home.begun(found.optimizer, tensors)
 
 
 def _slot(held: OptimizerEntry, wish: StepAssumptions) -> StateSlot:

@@ -165,6 +165,14 @@ class Optimizing:
     def _is_input(self, value: Any) -> bool:
         return isinstance(value, Tensor) and id(value) not in self.state
 
+    def touched(self) -> Iterator[StateHome]:
+        """Where the state of a parameter has been looked for, which makes one, and nothing was put there."""
+        states = {id(member.state): (way, member) for way, member in reversed(self.members())}
+        for way, member in states.values():
+            for row in self.parameters:
+                if row.tensor in member.state and not member.state[row.tensor]:
+                    yield StateHome(str(row.paths[0]), way)
+
     def entries(self, advanced: Set[Key] | None = frozenset()) -> list[OptimizerEntry]:
         """All tensors and numbers of the state; of numbers inside of other things the `advanced` ones alone,
         or, with None, all."""

@@ -369,4 +369,5 @@ def _step(
         ),
         cleared=frozenset(names[key] for key in gone),
         empty=taken.empty,
+        touched=tuple(taken.before.touched.items()),
     )
