@@ -8,6 +8,7 @@ from torch import Tensor
 
 from whence._torch.operators.schemas import op_name
 from whence._torch.pytrees import tree_flatten
+from whence._torch.subclasses.wrapper_subclasses import kind_of, untraceable
 from whence.errors import (
     CaptureError,
     DataDependent,
@@ -88,6 +89,12 @@ def object_used(how: str, met: object, where: Place) -> UnsupportedInput:
         why="a program holds tensors and constants, and neither what such an object holds nor what it does",
         remedy="take it out of forward, and pass tensors instead",
     )
+
+
+def sparse_read(name: str, tensor: Tensor, where: Place) -> UnsupportedInput:
+    """The error for a sparse tensor of a module's that the run reads."""
+    why, remedy = untraceable(tensor) or ("", "")
+    return UnsupportedInput(f"{name} is a {kind_of(tensor)}", where=where, why=why, remedy=remedy)
 
 
 def casts_inside(function: object, where: Place) -> UnsupportedOperator:

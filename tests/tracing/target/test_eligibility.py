@@ -2,6 +2,7 @@
 
 import functools
 import types
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -208,6 +209,68 @@ def test_packed_weights_are_refused_by_name() -> None:
     for path in ("0._packed_params._packed_params", "2._packed_params._packed_params"):
         assert f"{path} is a packed quantised weight" in caught.value.what
     assert "before it is quantised" in caught.value.remedy
+
+
+class WithSparse(nn.Module):
+    """Whisper's way: places of heads that the forward does not read, or reads at the end."""
+
+    def __init__(self, read: Callable[[Any], Any] = lambda _: None, *, persistent: bool = False) -> None:
+        super().__init__()
+        self.layer, self.read = nn.Linear(4, 4), read
+        self.register_buffer("heads", torch.eye(4).to_sparse(), persistent=persistent)
+        self.places = torch.eye(4).to_sparse()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.layer(x)
+        self.read(self)
+        return hidden
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_sparse_tensors_that_nobody_reads(backward: bool) -> None:
+    """They are no inputs, and the model has them afterwards; `bind` and a file do without them, too."""
+    model = WithSparse()
+    heads = model.heads
+    program = faithful(model, X, backward=backward)
+    assert [row.path for row in program.signature.state] == ["layer.weight", "layer.bias"]
+    assert model.heads is heads
+    assert not program.check(model, (X,))
+
+
+def test_step_of_a_model_with_a_sparse_buffer() -> None:
+    """As eager's."""
+    model = WithSparse()
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    assert program.verify(model, (X,)).ok
+    program.bind(model, optimizer)(X)
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("heads", lambda model: model.heads.to_dense()),
+        ("heads", lambda model: next(model.buffers()).to_dense()),
+        ("heads", lambda model: model.heads is None),
+        ("places", lambda model: model.places.to_dense()),
+    ],
+    ids=["buffer", "among buffers", "whether it is there", "attribute"],
+)
+def test_sparse_tensors_that_are_read(name: str, read: Callable[[Any], Any]) -> None:
+    """They are named, with the line; and those in checkpoints are refused at once."""
+    with pytest.raises(whence.UnsupportedInput, match=f"{name} is a sparse_coo tensor") as caught:
+        whence.capture(WithSparse(read), (X,))
+    assert "test_eligibility.py" in str(caught.value.where)
+    with pytest.raises(whence.UnsupportedInput, match="heads is a sparse_coo tensor"):
+        whence.capture(WithSparse(persistent=True), (X,))
 
 
 # --- parametrizations --------------------------------------------------------------------------------

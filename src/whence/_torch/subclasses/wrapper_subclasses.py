@@ -292,6 +292,11 @@ def kind_of(tensor: Tensor) -> str:
     return f"{layout} tensor" if is_plain else type(tensor).__name__
 
 
+def is_sparse(tensor: Tensor) -> bool:
+    """Whether it is a plain tensor whose indices are part of its numbers."""
+    return type(tensor) in _NOT_COMPOSED and tensor.layout is not torch.strided and not tensor.is_nested
+
+
 def _odd_layout(tensor: Tensor) -> tuple[str, str] | None:
     if tensor.is_nested:
         why = "a nested tensor of the strided layout keeps the shapes of its parts as numbers inside"

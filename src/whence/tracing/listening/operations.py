@@ -74,6 +74,7 @@ class Operations:
         """Name a tensor that is neither an input nor state of the model."""
         self.model.branches.refuse_leaked(tensor)
         self.run.random_states.refuse_use(tensor)
+        self.run.reads.refuse_left_out(tensor)
         log = self.run.log
         of_loss = log.of_loss.get(id(tensor))
         wanted = self.names.get(id(tensor), None if of_loss is None else of_loss.name)

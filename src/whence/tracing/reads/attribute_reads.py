@@ -40,7 +40,7 @@ from whence._torch.observe.attribute_reads import (
 from whence._torch.observe.hooks import HOOK_KINDS
 from whence._torch.observe.scripted import is_script_object
 from whence._torch.plain_values import PLAIN
-from whence._torch.refusals import object_used
+from whence._torch.refusals import object_used, sparse_read
 from whence.dependence.code import behind, function_in
 from whence.dependence.describe import entries_of
 from whence.dependence.lookup import static_attribute
@@ -57,7 +57,7 @@ from whence.tracing.reads.reachable import Reachable
 from whence.tracing.reads.type_queries import StandIn
 from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind, refuse_drawn
 from whence.tracing.sandbox.module_snapshot import Lines, ModuleCopy, changes_reported, object_kept
-from whence.tracing.target.subject import StateTensor, Subject
+from whence.tracing.target.subject import StateTensor, Subject, left_out
 
 _ATOMS = (*(*PLAIN, Tensor, type), *(date, time, timedelta, Decimal, Fraction, PurePath, ModuleType))
 _KEPT = (*PLAIN, FunctionType, MethodType, BuiltinFunctionType)
@@ -121,6 +121,7 @@ class Reads:
         self._place = place
         self._modules = tuple(subject.named_modules())
         self._known = {id(module) for _, module in self._modules}
+        self._left_out = {id(tensor): path for path, tensor in left_out(subject)}
         self._objects: list[object] = []
         self.kept: list[ModuleCopy] = []
         self._rows: list[Read] = []
@@ -193,6 +194,8 @@ class Reads:
         if is_script_object(value):
             source = None if read.source is None else str(read.source)
             raise object_used(f"forward reads {name},", value, Place(str(read.module or ""), source))
+        if isinstance(value, Tensor):
+            self.refuse_left_out(value)
         if self._note(read):
             self._ran.append(read)
             self._before.keep(holder, name, value)
@@ -214,6 +217,13 @@ class Reads:
         if is_made and id(value) in self._known:
             self._before.passes_over(value)
         return True
+
+    def refuse_left_out(self, value: Tensor) -> None:
+        """Raise `UnsupportedInput` for a sparse tensor of a module's, which is no input of a program."""
+        if (path := self._left_out.get(id(value))) is not None:
+            module, source = self._place()
+            where = Place(str(module or ""), None if source is None else str(source))
+            raise sparse_read(str(path), value, where)
 
     def _read_by_text(self, holder: object) -> None:
         """Code has all attributes of a thing: those are noted of which it has the name as text."""

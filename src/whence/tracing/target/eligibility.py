@@ -18,7 +18,7 @@ from whence.errors import (
     UsageError,
 )
 from whence.provenance import ModulePath
-from whence.tracing.target.subject import Subject, loose_tensors
+from whence.tracing.target.subject import Subject, left_out, loose_tensors
 
 
 def refuse_kinds(subject: Subject, *, differentiates: bool) -> None:
@@ -84,6 +84,7 @@ def _refuse_subclasses(subject: Subject) -> None:
     """Tensors whose operations a recording does not see, and packed weights."""
     held = {row.paths[0]: row.tensor for row in subject.state}
     held |= dict(loose_tensors(subject))
+    unread = {id(tensor) for _, tensor in left_out(subject)}
     faults = [
         Fault(
             f"{path.child(name)} is a packed quantised weight",
@@ -97,7 +98,7 @@ def _refuse_subclasses(subject: Subject) -> None:
     faults += [
         Fault(f"{path} is a {kind_of(tensor)}", where=Place(str(path.parent)), why=found[0], remedy=found[1])
         for path, tensor in held.items()
-        if (found := untraceable(tensor))
+        if id(tensor) not in unread and (found := untraceable(tensor))
     ]
     UnsupportedInput.refuse(faults)
 

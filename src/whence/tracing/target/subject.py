@@ -15,7 +15,7 @@ from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.observe.scripted import is_scripted
 from whence._torch.observe.wrappers import seen_through, wrapper_chain
 from whence._torch.subclasses.fully_sharded import lasting_parameters, name_of_class
-from whence._torch.subclasses.wrapper_subclasses import plain_parts
+from whence._torch.subclasses.wrapper_subclasses import is_sparse, plain_parts
 from whence.dependence.snapshots import same_items
 from whence.errors import Fault, NotCallable, Place
 from whence.program import ModuleRecord
@@ -281,7 +281,7 @@ def _record(
     same_as: ModulePath | None,
 ) -> ModuleRecord:
     def held(tensor: Tensor | None) -> str | None:
-        return None if tensor is None else names[id(tensor)]
+        return None if tensor is None or is_sparse(tensor) else names[id(tensor)]
 
     kinds = type(module).__mro__
     container = next((kind.__name__ for kind in _KEPT_CONTAINERS if kind in kinds), None)
@@ -348,18 +348,28 @@ def _path_inside(path: ModulePath, access: Sequence[str]) -> ModulePath:
 def state_tensors(subject: Subject) -> list[StateTensor]:
     """Parameters, then buffers, each once however many names it has.
 
-    Of parameters that FSDP manages they are the shards, also while modules hold the whole.
+    Of parameters that FSDP manages they are the shards, also while modules hold the whole. Sparse buffers
+    that are in no checkpoint (`left_out`) are none of it.
     """
     lasting = lasting_parameters(module for _, module in subject.named_modules())
     found: dict[int, StateTensor] = {}
     for wants_parameters in (True, False):
         for path, module in subject.named_modules():
             for name, tensor in (module._parameters if wants_parameters else module._buffers).items():
-                if tensor is not None:
-                    persistent = name not in module._non_persistent_buffers_set
+                persistent = name not in module._non_persistent_buffers_set
+                if tensor is not None and not (is_sparse(tensor) and not persistent):
                     held = lasting.get(id(tensor), tensor)
                     _add(found, held, path.child(name), wants_parameters, persistent, name_of_class(module))
     return list(found.values())
+
+
+def left_out(subject: Subject) -> Iterator[tuple[ModulePath, Tensor]]:
+    """Sparse tensors that modules hold, but for those in checkpoints: whoever reads one is refused."""
+    for path, module in subject.named_modules():
+        for name in module._non_persistent_buffers_set:
+            if (tensor := module._buffers.get(name)) is not None and is_sparse(tensor):
+                yield path.child(name), tensor
+    yield from ((path, tensor) for path, tensor in loose_tensors(subject) if is_sparse(tensor))
 
 
 def _add(
