@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import torch
@@ -183,6 +184,19 @@ def state_in_attributes() -> Training:
         return momentum.lerp_(gradient_of(held), 0.1) / optimizer.taken
 
     return training(lambda model: Keeping(model, update))
+
+
+@step()
+def begins_anew() -> Training:
+    """Momentum is the first gradient once more."""
+    made = training(lambda model: SGD(model.parameters(), lr=0.1, momentum=0.9))
+    taken = count(1)
+
+    def clear_once() -> None:
+        if next(taken) == 2:
+            made.optimizer.state.clear()
+
+    return replace(made, between=clear_once, batches=made.batches * 2)
 
 
 class Lookahead(Optimizer):

@@ -219,7 +219,7 @@ class Bound:
         if not self._subject.is_current:  # a module has taken the place of another
             self._subject = subject_of(self.model)
         begun = Live(program, tensors_by_name(self._subject), flat, self.optimizer)
-        if lost := begun.lost() or begun.moved(advanced):
+        if lost := begun.lost() or begun.moved(advanced) or begun.unbegun():
             return StaleCapture.of(lost)
         begun.refuse()
         if other := begun.with_gradient():

@@ -1,7 +1,7 @@
 """One run of a program on live state: what it takes, and where it puts what it gives."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from functools import partial
+from functools import cached_property, partial
 from types import FunctionType
 from typing import Any
 
@@ -37,6 +37,15 @@ from whence.program.signature import Input, Output
 from whence.schema import InputKind, OutputKind
 
 AGAIN = "capture again"
+_WARM = (
+    "the optimizer had taken steps when it was captured; what it begins with is not known",
+    "take one step with this optimizer, or capture with one that has not taken any",
+)
+_SECOND = (
+    "the optimizer's first step makes it, which is another program than those that follow",
+    "take one step with this optimizer",
+)
+"""Why state has to be there, and what to do."""
 
 
 class Live:
@@ -81,12 +90,30 @@ class Live:
         rows = [row for row in self.step.settings if (row.group, row.key) in advanced]
         return [*self._other_settings(rows)] if rows else []
 
+    def unbegun(self) -> list[Fault]:
+        """State that is not there, where the first step is another program: it begins, or begins anew."""
+        return self._unbegun if self.step.second else []
+
+    @cached_property
+    def _unbegun(self) -> list[Fault]:
+        """State that is missing, of which nobody knows what it begins with."""
+        self._in_states = {slot.input: self._in_state(slot) for slot in self.step.states}
+        slots = (slot for slot in self.step.states if slot.initial is None)
+        paths = [self._row(slot).path for slot in slots if self._in_states[slot.input] is NOTHING]
+        homes = [home for home, is_made in self.step.touched if not is_made]
+        paths += [home.path for home in homes if self.tensors.get(home.owner) not in self._states(home)]
+        why, remedy = _SECOND if self.step.second else _WARM
+        return [Fault(f"{path} does not exist", why=why, remedy=remedy) for path in paths]
+
+    def _states(self, home: StateHome) -> Any:
+        return inside(self.optimizer, home.member).state if home.member else self._state
+
     def refuse(self) -> None:
         """Raise `StaleCapture` naming everything in which optimizer and gradients are not as they must be."""
         StaleCapture.refuse(self._other_actors())
         StaleCapture.refuse(self._other_parameters())
         settings = self._other_settings(self.step.settings)
-        faults = [*settings, *self._other_numbers(), *self._hooked(), *self._other_state()]
+        faults = [*settings, *self._other_numbers(), *self._hooked(), *self._unbegun, *self._other_state()]
         StaleCapture.refuse(faults)
         CallError.refuse(self._going_on())
         names = [*self._leaves]
@@ -208,18 +235,12 @@ class Live:
         return self._rows[slot.input]
 
     def _other_state(self) -> Iterator[Fault]:
-        """State that is missing, is of another kind or made of other things, or holds other constants."""
+        """State that is of another kind, made of other things, or holds other constants."""
         for slot in self.step.states:
-            found, row = self._in_state(slot), self._rows[slot.input]
-            self._in_states[slot.input] = found
-            if found is NOTHING and slot.initial is None:
-                yield _missing(row.path)
-            elif found is not NOTHING and _kind(found) != _kind(row.value):
+            found, row = self._in_states[slot.input], self._rows[slot.input]
+            if found is not NOTHING and _kind(found) != _kind(row.value):
                 what = f"`{row.path}` was {_kind(row.value)} at capture, is {_kind(found)} now"
                 yield Fault(what, remedy=AGAIN)
-        for home, is_made in self.step.touched:
-            if not is_made and self.tensors[home.owner] not in inside(self.optimizer, home.member).state:
-                yield _missing(home.path)
         inputs = {(slot.home, slot.way) for slot in self.step.states} if self.step.frames else set()
         for frame in self.step.frames:
             taken = {way[1:] for home, way in inputs if home == frame.home and way[0] == frame.key}
@@ -285,8 +306,7 @@ class Live:
         """The state of a parameter, which the optimizer makes where there is none."""
         if home.owner not in self.tensors:
             return home.begun(self.optimizer, self.tensors)
-        states: Any = inside(self.optimizer, home.member).state if home.member else self._state
-        tensor = self.tensors[home.owner]
+        states, tensor = self._states(home), self.tensors[home.owner]
         if tensor not in states:
             made.append((states, tensor))
         return states[tensor]  # type: ignore[no-any-return]
@@ -371,14 +391,6 @@ class Live:
             tensor.grad = gradient
         else:
             tensor.grad.add_(gradient)
-
-
-def _missing(path: str) -> Fault:
-    return Fault(
-        f"{path} does not exist",
-        why="the optimizer had taken steps when it was captured; what it begins with is not known",
-        remedy="take one step with this optimizer, or capture with one that has not taken any",
-    )
 
 
 def _is_as_it_was(row: Setting, now: object) -> bool:
