@@ -306,6 +306,19 @@ def function_in(held: Any) -> FunctionType | None:
     return held if isinstance(held, FunctionType) else None
 
 
+def innermost(function: FunctionType) -> FunctionType:
+    """The function around which decorators have put others."""
+    for _ in range(_MOST_WRAPPERS):
+        if not isinstance(inside := function.__dict__.get("__wrapped__"), FunctionType):
+            break
+        function = inside
+    return function
+
+
+_MOST_WRAPPERS = 100
+"""After as many it is one that leads back to itself."""
+
+
 def fingerprint(function: FunctionType) -> str:
     """What a function runs, from which lines, with which defaults: a text that every process gives it."""
     facts = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import gc
+import inspect
 import json
 import subprocess
 import sys
@@ -265,6 +266,36 @@ def test_a_step_is_bound(tmp_path: Path) -> None:
     assert checks.differing(checks.state(eager), checks.state(model)) == []
     with pytest.raises(UsageError, match="captured with AdamW, not SGD"):
         whence.load(tmp_path / "p.whence", model=model).bind(model, torch.optim.SGD(model.parameters()))
+
+
+class Scaled(torch.optim.Optimizer):
+    """An optimizer of somebody's, whose step has defaults."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None, scale: float = 1.0, maximize: bool = False) -> None:  # type: ignore[override]
+        assert closure is None
+        for held in self.param_groups[0]["params"]:
+            held.add_(held.grad * scale, alpha=0.1 if maximize else -0.1)
+
+
+def test_a_step_with_somebodys_optimizer_is_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where none has been made when the file is read: PyTorch puts a function around its step then."""
+    plain = Scaled.step
+    (model, _), (eager, _), (other, _) = small(), small(), small()
+    optimizer, theirs = Scaled(model.parameters()), Scaled(eager.parameters())
+    held: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    whence.capture_step(zero_first(model, optimizer), (batch(),), **held).save(path := tmp_path / "p.whence")
+    assert Scaled.step is not plain
+    monkeypatch.setattr(Scaled, "step", plain)
+    program = whence.load(path, model=other)
+    run, step = program.bind(other, Scaled(other.parameters())), zero_first(eager, theirs)
+    assert [bool(torch.equal(run(batch()), step(batch()))) for _ in range(3)] == [True] * 3
+    monkeypatch.setattr(inspect.unwrap(plain), "__defaults__", (2.0, 1.0, False))
+    with pytest.raises(StaleCapture, match=r"a default argument of step` was None .*, is 2\.0 now"):
+        run(batch())
 
 
 class Options:

@@ -25,7 +25,7 @@ from whence._torch.versions.release import release
 from whence.dependence.code import fingerprint, is_of_dataclass
 from whence.dependence.describe import expected_tensor, shown
 from whence.errors import NotStorable, StaleCapture, UnreadableFile, UsageError
-from whence.interop.archive.records.names import class_name
+from whence.interop.archive.records.by_name import class_name
 from whence.interop.archive.saved import bytes_of, content_of, program_of, saved_to
 from whence.program import FlatProgram
 from whence.program.arguments.optimizer_arguments import Outside

@@ -12,6 +12,7 @@ from typing import Any, get_type_hints
 
 from torch import Tensor
 
+from whence._torch.observe.training_steps import all_members_of
 from whence._torch.subclasses.fully_sharded import is_distributed
 from whence._torch.subclasses.spread import meshes_of
 from whence._torch.versions.release import release
@@ -136,6 +137,8 @@ def _stored(program: FlatProgram, *, weights: bool) -> Mapping[str, Tensor]:
 
 def _described_by_name(program: FlatProgram) -> Described:
     classes = {holder.type: _way_to_class(holder) for holder in program.guards.holders[::-1]}
+    if program.step is not None:
+        classes |= {type(each): () for each in all_members_of(program.step.optimizer)}
     functions = (
         () if program.step is None else (*wrappers_of(program.step.call), *functions_of(program.step.call))
     )

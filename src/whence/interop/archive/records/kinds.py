@@ -24,6 +24,7 @@ from whence._torch.subclasses.spread import spread_layout
 from whence._torch.subclasses.wrapper_subclasses import Composition
 from whence.dependence.code import CodePrint
 from whence.dependence.describe import itself
+from whence.interop.archive.records.by_name import class_name, looked_up
 from whence.interop.archive.records.checked import (
     LARGEST,
     Unreadable,
@@ -40,7 +41,7 @@ from whence.interop.archive.records.checked import (
     text,
     truth,
 )
-from whence.interop.archive.records.names import MODEL, class_name, looked_up
+from whence.interop.archive.records.names import MODEL
 from whence.interop.archive.records.values import first_words, of_kind
 from whence.program import Absent, Constant, Named
 from whence.program.names import InWords, OfClass

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, partial
 from operator import attrgetter, itemgetter, methodcaller
-from types import CellType, FunctionType, MappingProxyType, MemberDescriptorType, ModuleType, SimpleNamespace
+from types import CellType, FunctionType, MappingProxyType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -23,11 +23,27 @@ from torch import Tensor, nn
 from whence._torch.observe.attribute_reads import NOTHING, is_observable, own_attributes
 from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import Unmade, is_container
-from whence.dependence.code import CodePrint, fingerprint, fingerprint_of, function_in, globals_in, names_in
-from whence.dependence.describe import METHODS_OF_C, itself
+from whence.dependence.code import (
+    CodePrint,
+    fingerprint,
+    fingerprint_of,
+    function_in,
+    globals_in,
+    innermost,
+    names_in,
+)
+from whence.dependence.describe import itself
 from whence.dependence.lookup import static_attribute
 from whence.dependence.snapshots import content_of_cell
 from whence.dependence.values import is_literal
+from whence.interop.archive.records.by_name import (
+    INSIDE,
+    class_name,
+    is_found_by_name,
+    looked_up,
+    name_of,
+    namespace,
+)
 from whence.interop.archive.records.reached import Way, at_the_end, reached_from
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly, Said, Unfound
@@ -42,58 +58,9 @@ _CORE = (
     *(weakref.ref, SimpleNamespace, MappingProxyType, property, staticmethod, classmethod, partial),
 )
 _NO_OBJECTS = (FunctionType, ModuleType, type, *PLAIN)
-_FUNCTION = "__func__"
-"""Behind the name of a static method: the function, where a class holds what wraps it."""
 MODEL, CLASS, LOSS = "model", "class", "loss"
 """The roots of ways that begin at what was captured, at a class that has a name, and at the loss function."""
 Names = tuple[str, ...]
-
-
-def class_name(kind: type) -> str:
-    """Where a class is; one that C++ made under another name (`_SDPBackend`) is where its short one leads."""
-    name, short = f"{kind.__module__}:{kind.__qualname__}", f"{kind.__module__}:{kind.__name__}"
-    return short if looked_up(name) is NOTHING and looked_up(short) is kind else name
-
-
-def _is_found_by_name(kind: type) -> bool:
-    return looked_up(class_name(kind)) is kind
-
-
-def looked_up(name: str) -> Any:
-    """What is called so among what is loaded; `NOTHING` where nothing is. No code runs for it."""
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module, NOTHING)
-    for part in path.split("."):
-        if part == _FUNCTION and isinstance(found, staticmethod | classmethod):
-            found = found.__func__
-            continue
-        held = getattr(type(found), "__dict__", {}) if found is NOTHING else _dictionary_of(found)
-        found = held.get(part, NOTHING)
-    return found
-
-
-def _dictionary_of(thing: Any) -> Mapping[str, Any]:
-    if isinstance(thing, type):
-        return type.__dict__["__dict__"].__get__(thing)  # type: ignore[no-any-return]
-    return thing.__dict__ if type(thing) is type(sys) else {}
-
-
-def name_of(thing: Any) -> str | None:
-    """The name under which a thing is found among what is loaded; None where it is not found by name."""
-    named = function_in(thing) or thing
-    module, path = getattr(named, "__module__", None), getattr(named, "__qualname__", None)
-    if isinstance(thing, (MemberDescriptorType, *METHODS_OF_C)):
-        module = thing.__objclass__.__module__  # a slot or a method of C says its class alone
-    is_dtype = isinstance(thing, torch.dtype)
-    last = str(thing).removeprefix("torch.") if is_dtype else getattr(named, "__name__", None)
-    candidates = [(module, path), ("torch", last), ("torch.nn.functional", last), ("builtins", path)]
-    for where, spelled in candidates:
-        if not isinstance(where, str) or not isinstance(spelled, str):
-            continue
-        for name in (f"{where}:{spelled}", f"{where}:{spelled}.{_FUNCTION}"):
-            if looked_up(name) is thing:
-                return name
-    return None
 
 
 def _print_of(thing: Any) -> str | None:
@@ -149,12 +116,12 @@ class Described:
             return ["environment"]
         if value is sys.modules:
             return ["modules"]
-        if isinstance(value, type) and _is_found_by_name(value):
+        if isinstance(value, type) and is_found_by_name(value):
             return [CLASS, class_name(value)]
         if isinstance(value, FunctionType) and (name := name_of(value)) is not None:
             return ["function", name]
         module = dict.get(value, "__name__") if isinstance(value, dict) else None
-        if isinstance(module, str) and _namespace(module) is value:
+        if isinstance(module, str) and namespace(module) is value:
             return ["module", module]
         return self._routes.get(id(value))
 
@@ -172,7 +139,7 @@ class Described:
         what no name leads to from classes, which outlive the model, from the model or the loss.
         """
         reached = [*reached_from([(self.model, ())])]
-        named_classes = [(kind, (class_name(kind),)) for kind in self.classes if _is_found_by_name(kind)]
+        named_classes = [(kind, (class_name(kind),)) for kind in self.classes if is_found_by_name(kind)]
         inside = [row for row in reached_from(named_classes) if not isinstance(row[0], type)]
         of_classes = {id(thing): [CLASS, *way] for thing, way in inside}
         found: dict[int, list[str]] = {}
@@ -214,6 +181,8 @@ def _functions_of(kind: type) -> Iterator[tuple[str, FunctionType]]:
             for key, held in vars(base).items():
                 if (function := function_in(held)) is not None:
                     yield f"{name}.{key}", function
+                    if (inside := innermost(function)) is not function:
+                        yield f"{name}.{key}.{INSIDE}", inside
 
 
 def _globals_of(function: FunctionType) -> Iterator[tuple[str, FunctionType]]:
@@ -231,14 +200,14 @@ def _globals_of(function: FunctionType) -> Iterator[tuple[str, FunctionType]]:
 def _module_of(function: FunctionType) -> str | None:
     """The name of the file whose variables it uses; generated code has a table of its own (attrs)."""
     module = function.__globals__.get("__name__")
-    is_file = isinstance(module, str) and _namespace(module) is function.__globals__
+    is_file = isinstance(module, str) and namespace(module) is function.__globals__
     return module if is_file else None
 
 
 def _functions_in(module: str, names: Iterable[str]) -> Iterator[tuple[str, FunctionType]]:
-    namespace = _namespace(module) or {}
+    variables = namespace(module) or {}
     for key in names:
-        held = namespace.get(key)
+        held = variables.get(key)
         if isinstance(held, FunctionType) and str(held.__module__).partition(".")[0] != "torch":
             yield f"{module}:{key}", held
         elif isinstance(held, type):
@@ -259,11 +228,6 @@ def _objects_of(function: FunctionType) -> Iterator[tuple[Names, Any]]:
 def _cells_of(function: Any) -> Iterator[tuple[str, CellType]]:
     if isinstance(function, FunctionType):
         yield from zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-
-
-def _namespace(module: str) -> dict[str, Any] | None:
-    found = sys.modules.get(module)
-    return found.__dict__ if type(found) is type(sys) else None
 
 
 def _step_record(step: Any) -> list[str] | None:
@@ -431,7 +395,7 @@ class LoadedNames:
             case "modules":
                 return sys.modules
             case "module":
-                return at_the_end(_namespace(names[0]) or NOTHING, tuple(names[1:]))
+                return at_the_end(namespace(names[0]) or NOTHING, tuple(names[1:]))
             case "class":
                 return at_the_end(looked_up(names[0]), tuple(names[1:]))
             case "function":
