@@ -8,7 +8,6 @@ _ABSENT = "a result that is written through a view is absent"
 _VIEW_ARGUMENT = "what is written through a view is no argument"
 _LITERAL = "literals are kept at the root alone"
 _FIRST_FIT = "the first call that fits is taken"
-_MADE_LEAF = "an input with a history is captured as a leaf"
 _PRINTED = "an unknown object is printed in full"
 _TWIN = "its twin is differentiated"
 
@@ -22,10 +21,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_module_after_a_write_through_a_view": _VIEW_ARGUMENT,
         "test_module_that_makes_a_constant": _LITERAL,
         "test_later_call_that_differentiates_its_input": _FIRST_FIT,
-    },
-    "behaviours/test_trees_train.py": {
-        "test_gradient_through_an_input_that_is_written[False]": _MADE_LEAF,
-        "test_gradient_through_an_input_that_is_written[True]": _MADE_LEAF,
     },
     "program/arguments/test_convention.py": {"test_unknown_container_is_named_by_its_class": _PRINTED},
     "behaviours/test_writes_through_views.py": {

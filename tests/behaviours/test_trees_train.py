@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import whence
 from tests import zoo
-from tests.checks import differing, gradients, same_bits, state
+from tests.checks import differing, gradients, same_bits, state, verified
 from tests.models import ModelCase, case
 
 NAMES = [
@@ -302,18 +302,37 @@ def test_input_in_any_layout(captured: str, given: str, backward: bool) -> None:
     assert differing(gradients(model), gradients(tree)) == []
 
 
+class Writing(nn.Module):
+    """Writes to what it is given, in one way or another."""
+
+    def __init__(self, write: Callable[[Tensor], object]) -> None:
+        super().__init__()
+        self.write = write
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.write(x)
+        return x.sin()
+
+
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "in place": lambda x: x.mul_(2),
+    "by an activation": nn.ReLU(inplace=True),
+    "a row": lambda x: x.__setitem__(0, 1.0),
+    "through a view": lambda x: x.view(-1).mul_(2),
+}
+
+
 @pytest.mark.parametrize("backward", [False, True])
-def test_gradient_through_an_input_that_is_written(backward: bool) -> None:
-    """An input with a history that forward writes and returns is differentiated through the write."""
-    tree: nn.Module = nn.ReLU(inplace=True)
-    found = []
-    for captured in (False, True):
-        leaf = torch.tensor([1.0, -1.0, 2.0], requires_grad=True)
-        if captured:
-            tree = whence.capture(nn.ReLU(inplace=True), (leaf * 1,), backward=backward).unflatten()
-        tree(leaf * 1).sin().sum().backward()
-        found.append(leaf.grad)
-    assert same_bits(*found)
+@pytest.mark.parametrize("way", WRITES)
+def test_an_input_with_a_history_that_is_written(way: str, backward: bool) -> None:
+    """Eager differentiates through the write; it is refused by name, and of a leaf it is autograd's error."""
+    leaf = torch.tensor([1.0, -1.0, 2.0], requires_grad=True)
+    with pytest.raises(whence.UnsupportedMutation, match=r"writes to the input `x` \(args\[0\]\)") as caught:
+        whence.capture(Writing(WRITES[way]), (leaf * 1,), backward=backward)
+    assert "x.clone()" in caught.value.remedy
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad is being used"):
+        whence.capture(Writing(WRITES[way]), (leaf,), backward=backward)
+    assert verified(Writing(WRITES[way]), leaf.detach() * 1)
 
 
 def test_one_output_of_two_is_differentiated() -> None:

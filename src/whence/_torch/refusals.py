@@ -36,6 +36,17 @@ def data_replaced(why: str, where: Place) -> UnsupportedMutation:
     )
 
 
+def history_written(argument: str, where: Place) -> UnsupportedMutation:
+    """The error for a write to an argument that was computed of what requires a gradient."""
+    return UnsupportedMutation(
+        f"the model writes to {argument}, which was computed of other tensors that require a gradient",
+        where=where,
+        why="a program's gradients end at its arguments, and autograd lets nobody write to where they end; "
+        "in eager they go on through what made it",
+        remedy="write to a copy: x = x.clone(); or pass x.detach(), where no gradient is to go on",
+    )
+
+
 def overwritten_before_backward(function: str, where: Place) -> UnsupportedMutation:
     """The error for a tensor that autograd had saved."""
     return UnsupportedMutation(

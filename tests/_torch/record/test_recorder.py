@@ -133,6 +133,9 @@ class Listener:
     def input_asked(self, question: str, tensor: Tensor) -> None:
         """Not looked at here."""
 
+    def leaf_written(self, values: Sequence[Any]) -> None:
+        """Nothing here has a history."""
+
     def mode_asked(self, name: str) -> None:
         """Not looked at here."""
 

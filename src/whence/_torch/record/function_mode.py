@@ -73,6 +73,8 @@ _SET_REQUIRES = frozenset({Tensor.requires_grad_, _TENSOR.requires_grad.__set__}
 _AS_INTEGER = Tensor.__int__
 _INDEXINGS = (Tensor.__getitem__, Tensor.__setitem__)
 _WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
+_LEAF_WRITTEN = "a leaf Variable that requires grad is being used in an in-place operation"
+"""What autograd says; of a view of one, too."""
 _DETACH = frozenset({Tensor.detach_, torch.detach_})
 
 
@@ -138,8 +140,10 @@ class FunctionMode(TorchFunctionMode):
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
             return self.recorder.called(func, args, kwargs)
-        except RuntimeError:  # where the model goes on, it may have been the grad mode
+        except RuntimeError as error:  # where the model goes on, it may have been the grad mode
             self.recorder.listener.model.mode_asked(GRAD)
+            if _LEAF_WRITTEN in str(error):
+                self.recorder.listener.model.leaf_written(tree_flatten((args, kwargs))[0])
             raise
         except TypeError as error:
             read = [leaf for leaf in tree_flatten((args, kwargs))[0] if isinstance(leaf, FakeTensor)]

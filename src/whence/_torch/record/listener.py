@@ -68,6 +68,9 @@ class ModelListener(Protocol):
     def input_asked(self, question: str, tensor: Tensor) -> Answer | None:
         """The model asks something of a tensor; what it is told where that is an argument of its own."""
 
+    def leaf_written(self, values: Sequence[Any]) -> None:
+        """Autograd refuses to write to one of these: raises, where that is no leaf in eager mode."""
+
     def mode_asked(self, name: str) -> None:
         """Python asks how a mode of torch is."""
 

@@ -11,6 +11,7 @@ from torch import Tensor, fx
 from whence._torch.autograd.mode_questions import GRAD, mode_now
 from whence._torch.fakes import held_by_argument
 from whence._torch.record.recorder import Recorder
+from whence._torch.refusals import history_written
 from whence._torch.tensor_questions import HELD, IN_PYTHON, Answer, asked_of
 from whence.errors import CaptureError, Place
 from whence.program import InputQuery, ModeQuery
@@ -121,6 +122,14 @@ class ModelActs:
         if now == before:
             return answer  # type: ignore[no-any-return]
         return answer + now - before if type(now) is int else now  # type: ignore[no-any-return]
+
+    def leaf_written(self, values: Sequence[Any]) -> None:
+        """Raise `UnsupportedMutation` where an argument that has a history is written, or a view of one."""
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        for tensor in tensors:
+            given = self.run.log.arguments.get(id(tensor if tensor._base is None else tensor._base))
+            if given is not None and not given.tensor.is_leaf:
+                raise history_written(self.run.log.inputs[given.node], self.here())
 
     def _is_answered_by_parameters(self) -> bool:
         """Whether an encoder asks arguments and parameters in turn, of which a parameter says yes."""
