@@ -8,7 +8,6 @@ _ABSENT = "a result that is written through a view is absent"
 _VIEW_ARGUMENT = "what is written through a view is no argument"
 _LITERAL = "literals are kept at the root alone"
 _FIRST_FIT = "the first call that fits is taken"
-_PRINTED = "an unknown object is printed in full"
 _TWIN = "its twin is differentiated"
 
 KNOWN_BUGS: dict[str, dict[str, str]] = {
@@ -22,7 +21,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_module_that_makes_a_constant": _LITERAL,
         "test_later_call_that_differentiates_its_input": _FIRST_FIT,
     },
-    "program/arguments/test_convention.py": {"test_unknown_container_is_named_by_its_class": _PRINTED},
     "behaviours/test_writes_through_views.py": {
         "test_write_through_a_view[activation_of_what_lies_otherwise-forward]": _TWIN
     },

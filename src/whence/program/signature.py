@@ -1,12 +1,14 @@
 """What each placeholder and each returned value of a program is, and each random draw, in graph order."""
 
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
 from torch import Tensor, fx
 
 from whence._torch.graphs import all_nodes
 from whence._torch.operators.schemas import op_name
+from whence._torch.plain_values import PLAIN_IN_WHOLE
 from whence._torch.pytrees import TreeSpec, tree_flatten
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence._torch.sizes.symbols import SYMBOLIC, spelled
@@ -236,7 +238,18 @@ def describe(value: Any) -> str:
         return f"({', '.join(map(describe, value))})"
     if isinstance(value, SYMBOLIC):
         return spelled(value)
-    if not hasattr(value, "dtype") or not hasattr(value, "shape"):
+    if not _is_array(value):
         return repr(value)
     dtype = str(value.dtype).removeprefix("torch.")
     return f"{SHORT_DTYPES.get(dtype, dtype)}[{', '.join(map(spelled, value.shape))}]"
+
+
+def in_words(value: Any) -> str:
+    """The same of an argument, which may be anything: one of a class that nobody knows is named by that, for
+    it may print what it holds."""
+    is_known = type(value) in PLAIN_IN_WHOLE or isinstance(value, (Enum, type, *SYMBOLIC)) or _is_array(value)
+    return describe(value) if is_known else f"a {type(value).__name__}"
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")

@@ -237,6 +237,22 @@ def test_unknown_container_is_named_by_its_class() -> None:
     assert "tensor(" not in message
 
 
+class _Holding:
+    """Prints what it holds."""
+
+    def __repr__(self) -> str:
+        return repr(FIRST)
+
+
+def test_unknown_object_is_named_by_its_class() -> None:
+    """Inside another structure, and in the place of a tensor or a number."""
+    module = whence.capture(lambda x, by: x * by, (FIRST, 2)).module()
+    for args in ((FIRST, [_Holding()]), (FIRST, _Holding()), (_Holding(), 2)):
+        message = refused(module, *args)
+        assert "a _Holding" in message
+        assert "tensor(" not in message
+
+
 def test_size_is_taken_as_it_was_given() -> None:
     """A `torch.Size` given at capture fits the same `torch.Size` later."""
 

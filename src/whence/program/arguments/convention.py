@@ -39,7 +39,7 @@ from whence.program.arguments.binding import (
 from whence.program.arguments.containers import handed_back
 from whence.program.arguments.fitting import ArgumentFault, ExpectedLeaves, InputQuery, Misfit, refusal
 from whence.program.arguments.open_sizes import Sizes, sizes_within
-from whence.program.signature import Part, describe
+from whence.program.signature import Part, in_words
 from whence.schema import TensorFact
 
 _LEAVES = frozenset({Tensor, Parameter, bool, int, float, str, type(None)})
@@ -225,7 +225,7 @@ def _counts_as(spec: TreeSpec) -> Any:
 
 
 def _shape_of(spec: TreeSpec, leaves: Sequence[Any]) -> str:
-    args, kwargs = tree_unflatten([_Leaf(describe(leaf)) for leaf in leaves], spec)
+    args, kwargs = tree_unflatten([_Leaf(in_words(leaf)) for leaf in leaves], spec)
     spelled_args = [repr(value) for value in args]
     return f"({', '.join([*spelled_args, *(f'{name}={value!r}' for name, value in kwargs.items())])})"
 

@@ -26,7 +26,7 @@ from whence.program.arguments.open_sizes import (
     strides_of,
 )
 from whence.program.calls import Absent
-from whence.program.signature import describe
+from whence.program.signature import describe, in_words
 from whence.provenance import Source
 from whence.schema import TensorFact
 
@@ -351,10 +351,10 @@ class ExpectedLeaves:
             was, now = _answer(expected, fact), _answer(given, fact)
             return f"{path}.{fact} was {was} at capture, is {now}; the model asked for it"
         if isinstance(expected, Tensor) and not isinstance(given, Tensor):
-            return f"{path} was a tensor {describe(expected)} at capture, is {given!r}"
-        was = describe(expected) if isinstance(expected, Tensor) else repr(expected)
+            return f"{path} was a tensor {describe(expected)} at capture, is {in_words(given)}"
+        was = in_words(expected)
         was = "a whole number" if isinstance(expected, SYMBOLIC) else was
-        return f"{path} was {was} at capture, is {describe(given)}"
+        return f"{path} was {was} at capture, is {in_words(given)}"
 
 
 def _answer(tensor: Tensor, fact: str) -> Any:
