@@ -302,6 +302,59 @@ def test_input_in_any_layout(captured: str, given: str, backward: bool) -> None:
     assert differing(gradients(model), gradients(tree)) == []
 
 
+class Multiplies(nn.Module):
+    """A product whose kernel is chosen by how a matrix lies, perhaps after it was made contiguous."""
+
+    def __init__(self, gathers: bool) -> None:
+        super().__init__()
+        self.weight, self.gathers = nn.Parameter(torch.randn(16)), gathers
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.mv((x.contiguous() if self.gathers else x)[0, 0], self.weight)
+
+
+IN_ANY_LAYOUT: dict[str, Callable[[], nn.Module]] = {
+    "convolutions": lambda: nn.Sequential(
+        nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.GroupNorm(2, 8)
+    ),
+    "head": lambda: nn.Sequential(nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(16, 3)),
+    "dropout": lambda: nn.Sequential(nn.Dropout(0.5), nn.Conv2d(4, 2, 1)),
+    "recurrent": lambda: nn.Sequential(nn.Flatten(2), nn.GRU(256, 4, batch_first=True)),
+    "product": lambda: Multiplies(gathers=False),
+    "product of what is contiguous": lambda: Multiplies(gathers=True),
+}
+IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "transposed": lambda x: x.transpose(2, 3).contiguous().transpose(2, 3),
+    "every other": lambda x: x.repeat_interleave(2, dim=3)[..., ::2],
+}
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("name", IN_ANY_LAYOUT)
+@pytest.mark.parametrize("layout", IMAGES.values(), ids=IMAGES)
+def test_forward_in_any_layout(name: str, layout: Callable[[Tensor], Tensor], is_compiled: bool) -> None:
+    """A forward program computes in another layout than the capture's what eager computes in it."""
+    torch.manual_seed(0)
+    model, x = IN_ANY_LAYOUT[name](), torch.randn(3, 4, 16, 16)
+    program = whence.capture(deepcopy(model), (x,))
+    tree: nn.Module = program.unflatten()
+    if is_compiled:
+        tree.compile(backend="eager")
+    found: list[Any] = []
+    for module in (model, tree):
+        torch.manual_seed(1)
+        result = module(layout(x))
+        output = result[0] if isinstance(result, tuple) else result
+        output.sin().sum().backward()
+        found.append(output)
+    assert same_bits(*found)
+    assert found[0].stride() == found[1].stride()
+    assert differing(gradients(model), gradients(tree)) == []
+    assert bool(program.convention.any_layout) == (name != "product of what is contiguous")
+
+
 class Writing(nn.Module):
     """Writes to what it is given, in one way or another."""
 

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 import whence
 
 
-def _found(model: Any, example: tuple[Any, ...], given: tuple[Any, ...]) -> list[str]:
+def _found(
+    model: Any, example: tuple[Any, ...], given: tuple[Any, ...], *, backward: bool = False
+) -> list[str]:
     """What a check of other inputs reports, by name."""
-    program = whence.capture(model, example)
+    program = whence.capture(model, example, backward=backward)
     assert program.check(model, example) == []
     return [violation.guard.what for violation in program.check(model, given)]
 
@@ -39,7 +41,17 @@ def test_layout_matters_where_a_kernel_may_choose_by_it() -> None:
     """A matrix product may add up in another order for another layout; a lookup may not."""
     strided = torch.zeros(12, dtype=torch.int64)[::2]
     assert _found(Net(), (IDS, X), (strided, X)) == []
-    assert _found(Net(), (IDS, X), (IDS, torch.ones(4, 6).t())) == ["args[1]"]
+    assert _found(Net(), (IDS, X), (IDS, torch.ones(4, 6).t()), backward=True) == ["args[1]"]
+
+
+def test_layout_does_not_matter_to_a_forward() -> None:
+    """It has the composites that choose, unless the model makes contiguous what leads there."""
+
+    def gathered(x: Tensor) -> Tensor:
+        return (x * 2).contiguous() @ x
+
+    assert _found(Net(), (IDS, X), (IDS, torch.ones(4, 6).t())) == []
+    assert _found(gathered, (torch.ones(4, 4),), (torch.ones(8, 4)[::2].t(),)) == ["args[0]"]
 
 
 def test_layout_does_not_matter_to_elementwise_operations() -> None:

@@ -139,7 +139,10 @@ class Listener:
     def mode_asked(self, name: str) -> None:
         """Not looked at here."""
 
-    def taken_apart(self) -> None:
+    def made_contiguous(self, tensor: Tensor) -> None:
+        """Not looked at here."""
+
+    def taken_apart(self, composite: Any) -> None:
         """A composite was not kept whole."""
 
     def dtype_asked(self) -> None:

@@ -367,7 +367,7 @@ def keep_whole(recorder: "Recorder", composite: Composite, function: Any, args: 
     if composite.mask is not None and _is_trained(
         named_arguments(func, tuple(nodes), call.kwargs).get(composite.mask)
     ):
-        recorder.listener.model.taken_apart()
+        recorder.listener.model.taken_apart(composite.operator)
     node = _appended(recorder, func, nodes, dict(call.kwargs), result)
     node.meta |= {MAY_VIEW: True} if composite.may_view else {}
     for position, part in enumerate(result if isinstance(result, tuple) else ()):
@@ -395,7 +395,7 @@ def _to_be_taken_apart(recorder: "Recorder", composite: Composite) -> None:
     model = recorder.listener.model
     is_same = composite.may_view or composite.alike_apart
     if not (is_same or recorder.is_inside_composite or model.stops_gradients()):
-        model.taken_apart()
+        model.taken_apart(composite.operator)
 
 
 @contextmanager

@@ -80,7 +80,10 @@ class ModelListener(Protocol):
     def memory_asked(self, tensor: Tensor, function: Any) -> None:
         """Python asks where a tensor lies in memory: raises, where that is the user's code."""
 
-    def taken_apart(self) -> None:
+    def made_contiguous(self, tensor: Tensor) -> None:
+        """Python made a tensor contiguous that was so already."""
+
+    def taken_apart(self, composite: Any) -> None:
         """What a composite is made of in the grad mode of now is recorded in its place."""
 
     def dtype_asked(self) -> None:

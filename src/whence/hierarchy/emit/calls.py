@@ -307,12 +307,19 @@ class CallBody(_OfThisProcess):
         """What is done around the body when a person makes the call."""
         return generated_call(self.alone, self)
 
+    @cached_property
+    def in_any_layout(self) -> frozenset[str]:
+        """The inputs that are taken as they lie, by name."""
+        program = self.plan.program
+        free = program.convention.any_layout if self.number in (0, program.calls.entry) else ()
+        return frozenset(row.name for row in program.signature.inputs_of(InputKind.USER) if row.path in free)
+
     def _laid_out(self, values: Sequence[Any], sizes: Mapping[str, int]) -> list[Any]:
-        """Inputs in the memory layout of the capture, which operations such as `view` rely on."""
+        """Inputs in the memory layout of the capture, where operations rely on it."""
         nodes, names = self.plan.nodes, self.call_plan.forward.inputs
         return [
             laid_out(value, described_at(nodes[name].meta["val"], sizes))
-            if isinstance(value, Tensor)
+            if isinstance(value, Tensor) and name not in self.in_any_layout
             else value
             for name, value in zip(names, values, strict=True)
         ]

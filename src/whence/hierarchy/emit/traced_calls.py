@@ -3,7 +3,7 @@
 A tracer looks at the arguments, which tells it what it may assume, and then records the generated call.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +167,7 @@ def alone(interface: Interface, call: "CallBody", spelling: tuple[int, tuple[str
 
 def _body_laid_out(call: "CallBody") -> Body:
     """The body on inputs that lie in memory as those of the capture did."""
-    body, orders = call.readable_body(), tuple(_memory_orders(call.call_plan.forward.inputs, call.plan.nodes))
+    body, orders = call.readable_body(), tuple(_memory_orders(call))
     if not orders:
         return body
 
@@ -180,13 +180,11 @@ def _body_laid_out(call: "CallBody") -> Body:
     return run
 
 
-def _memory_orders(
-    inputs: Sequence[str], nodes: Mapping[str, fx.Node]
-) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """In which order the dimensions of an input lie in memory, where it fills its memory."""
-    for at, name in enumerate(inputs):
-        order = order_if_dense(nodes[name].meta.get("val"))
-        if order is not None:
+def _memory_orders(call: "CallBody") -> Iterator[tuple[int, tuple[int, ...]]]:
+    """In which order the dimensions of an input have to lie in memory, where it fills its memory."""
+    for at, name in enumerate(call.call_plan.forward.inputs):
+        order = order_if_dense(call.plan.nodes[name].meta.get("val"))
+        if order is not None and name not in call.in_any_layout:
             yield at, order
 
 

@@ -60,7 +60,7 @@ def carried(program: P, old: WorkingCopy, now: After, module: fx.GraphModule, so
         graph_module=module,
         signature=replace(program.signature, outputs=outputs),
         calls=calls,
-        convention=replace(program.convention, reads_memory=reads),
+        convention=replace(program.convention, reads_memory=reads, any_layout=frozenset()),
         result=_carried_result(program, outputs),
         circumstances=replace(program.circumstances, replay=replace(program.replay, known=None)),
     )

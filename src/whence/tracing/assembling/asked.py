@@ -13,11 +13,14 @@ from whence.rewriting.functionalize import Functional
 from whence.rewriting.layouts import inputs_behind
 from whence.schema import TensorFact
 from whence.tracing.log.log import Log, ran_without
+from whence.tracing.recording.run import Recorded
 from whence.tracing.target.placeholders import Prepared
 
 _DETACH = torch.ops.aten.detach.default
 _OF_MEMORY = frozenset({torch.ops.aten.view_as_real.default, torch.ops.aten._conj.default})
 """Operators for which a conjugate lies in memory otherwise than what it is the conjugate of."""
+_NORMS = frozenset({torch.ops.aten.batch_norm.default, torch.ops.aten.instance_norm.default})
+"""Composites that are taken apart where they train, into kernels that read any layout."""
 
 
 def asked_of_inputs(
@@ -44,6 +47,19 @@ def asked_of_inputs(
         for source in mark.cut if mark.in_function and mark.moment not in custom else ():
             node = functional.value_of(source)
             yield from ((name, TensorFact.REQUIRES_GRAD) for name in _with_history(node, stopped, given))
+
+
+def in_any_layout(recorded: Recorded, functional: Functional) -> set[str]:
+    """The inputs that a program may take in whatever layout: composites and kernels ask for it in every run.
+
+    Others lead to a value that the model makes contiguous, and that was so at capture. What is below autograd
+    has been decided by the layouts of the capture.
+    """
+    log, recorder = recorded.session.log, recorded.session.recorder
+    if recorded.backward.roots or log.apart - _NORMS or not recorder.keeps_composites:
+        return set()
+    found = leading_to(map(functional.value_of, log.contiguous))
+    return {node.name for node in recorded.prepared.nodes if node not in found}
 
 
 def _in_memory_of(node: fx.Node) -> Iterator[str]:

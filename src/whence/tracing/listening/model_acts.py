@@ -25,6 +25,7 @@ from whence.tracing.log.events import (
     DtypeQueried,
     InputQueried,
     Lost,
+    MadeContiguous,
     MetComposed,
     ModeQueried,
     TensorAsked,
@@ -166,10 +167,14 @@ class ModelActs:
         if self.run.running.phase is Phase.FORWARD and self.run.places.finder.is_user_asking():
             raise self.value_needed(function, [tensor], function)
 
-    def taken_apart(self) -> None:
+    def made_contiguous(self, tensor: Tensor) -> None:
+        """In a run with other layouts it might be none."""
+        if (node := self.recorder.node_of(tensor)) is not None:
+            self.run.log.add(MadeContiguous(node))
+
+    def taken_apart(self, composite: Any) -> None:
         """What a composite is made of in the grad mode of now is recorded in its place."""
-        if not self.run.log.apart:
-            self.run.log.add(TookApart())
+        self.run.log.add(TookApart(composite))
 
     def dtype_asked(self) -> None:
         """The code that runs looks at a dtype; once is enough."""

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
@@ -203,12 +203,21 @@ class ModeQueried:
 class TookApart:
     """A composite was not recorded whole."""
 
+    composite: Any
+
 
 @dataclass(frozen=True, slots=True)
 class DtypeQueried:
     """Python asked a tensor for its dtype, in this line."""
 
     line: str
+
+
+@dataclass(frozen=True, slots=True)
+class MadeContiguous:
+    """The model made a value contiguous that was so already: nothing was recorded."""
+
+    node: fx.Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,6 +275,7 @@ Event = (
     | ModeQueried
     | DtypeQueried
     | TookApart
+    | MadeContiguous
     | Drew
     | Unpacked
     | Lost

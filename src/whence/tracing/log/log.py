@@ -68,7 +68,8 @@ class Log:
     arguments: Mapping[int, GivenTensor] = field(default_factory=dict)
     questions: Mapping[tuple[int, str], InputQuery] = field(default_factory=dict)
     dtypes_asked: Sequence[str] = field(default_factory=list)
-    apart: Sequence[events.TookApart] = field(default_factory=list)
+    apart: Set[Any] = field(default_factory=set)
+    contiguous: Sequence[fx.Node] = field(default_factory=list)
     draws: Sequence[fx.Node] = field(default_factory=list)
     redraws: Mapping[fx.Node, fx.Node | None] = field(default_factory=dict)
     unpacked: Sequence[fx.Node] = field(default_factory=list)
@@ -164,7 +165,8 @@ _FOLLOWS: Mapping[type, Callable[[Any, Any], None]] = {
     events.InputQueried: lambda log, event: log.questions.setdefault(event.query.asked, event.query),
     events.ModeQueried: lambda log, event: log.modes.setdefault(event.mode.name, event.mode),
     events.DtypeQueried: lambda log, event: log.dtypes_asked.append(event.line),
-    events.TookApart: lambda log, event: log.apart.append(event),
+    events.TookApart: lambda log, event: log.apart.add(event.composite),
+    events.MadeContiguous: lambda log, event: log.contiguous.append(event.node),
     Drew: _note_draw,
     events.Unpacked: lambda log, event: log.unpacked.append(event.node),
     events.Lost: lambda log, event: log.lost.update({event.what: None}),
