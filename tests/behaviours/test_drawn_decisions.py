@@ -192,13 +192,31 @@ def drawn_by_default(draw: Callable[[], float] = random.random) -> float:
     [lambda: random.seed(0), lambda: np.random.rand(3), lambda: random.getrandbits(80)],
     ids=["seed", "array", "long"],
 )
-def test_what_no_program_holds_is_refused(draw: Callable[[], object]) -> None:
-    """A seed, an array, a number beyond 64 bits: refused with the example, too."""
+@pytest.mark.parametrize("decide", [None, "example"])
+def test_what_no_program_holds_is_refused(draw: Callable[[], object], decide: str | None) -> None:
+    """A seed, an array, a number beyond 64 bits: refused with the example, too, which nobody is sent to."""
     model, before = Drawing(draw), generators()
     with pytest.raises(whence.SideEffect, match="a number of up to 64 bits") as caught:
-        whence.capture(model, (X,), decide="example")
-    assert "let the example decide" not in (caught.value.remedy or ""), "it does already"
+        whence.capture(model, (X,), decide=decide)
+    assert "let the example decide" not in (caught.value.remedy or "")
     assert differing(before, generators()) == []
+
+
+class Masking(nn.Linear):
+    """Draws a mask with NumPy, and goes by a value after that, as Wav2Vec2 does when it trains."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        masked = torch.from_numpy(np.random.rand(*input.shape) < 0.5)
+        hidden = super().forward(torch.where(masked, 0.0, input))
+        return hidden if torch.rand(()) < 0.1 else hidden.tanh()
+
+
+@pytest.mark.parametrize("decide", [None, "example"])
+def test_a_decision_after_what_no_program_holds(decide: str | None) -> None:
+    """The draw is refused: letting the example decide would end there."""
+    with pytest.raises(whence.SideEffect, match="draws from NumPy's default generator") as caught:
+        whence.capture(Masking(4, 4), (X,), decide=decide)
+    assert "let the example decide" not in (caught.value.remedy or "")
 
 
 def test_what_a_default_argument_draws_is_refused() -> None:

@@ -23,7 +23,7 @@ from whence._torch.observe.generators import (
 )
 from whence._torch.sizes.drawn_numbers import are_whole_or_one, draw_of
 from whence._torch.tensors import writes_to
-from whence.errors import Fault, LostState, Place, SideEffect
+from whence.errors import DataDependent, Fault, LostState, Place, SideEffect
 from whence.tracing.objections import Doubt
 from whence.tracing.recording.session import Session
 from whence.tracing.sandbox.leftovers import take_out
@@ -49,20 +49,28 @@ class SideEffects:
         self._moved: dict[Kind, object] = {}
         self._recorded: dict[Kind, object] = {}
         self._places: dict[Kind, Place] = {}
+        self._held_by_none = set[Kind]()
+        """Generators of which something was drawn that no program can hold, whoever decides."""
         self._session = session
         self._was_alone = is_only_thread()
         self._literals = session.log.literals
 
     @contextmanager
     def refused(self) -> Iterator[None]:
-        """Raise `SideEffect` after the block for all that it did, at once."""
+        """Raise `SideEffect` after the block for all that it did, at once; also where a decision ends it that
+        the example could take, and what was drawn stands against that."""
         with (
             observed_generators(self._note, self._random_states, self._drawing) as pairs,
             self._questions_answered() as answers,
             self._sources.watched([*pairs, *answers], self._set_held, self._read),
             self._sources.threads_refused(self._literals),
         ):
-            yield
+            try:
+                yield
+            except DataDependent as error:
+                if self._held_by_none:
+                    raise SideEffect.of(map(self._fault, sorted(self._held_by_none))) from error
+                raise
         written = [
             str(row.paths[0])
             for row, gradient, writes in ([] if self._fills_gradients else self._gradients)
@@ -108,11 +116,12 @@ class SideEffects:
         was_recorded = READERS[kind]() == self._recorded.get(kind, self._generators[kind])
         self._note(kind)
         decider = self._decider() if was_recorded else None
-        draw = None if decider is None else draw_of(f"{_MODULES[kind]}.{name}", args, kwargs)
-        if decider is None or draw is None:
-            return function(*args, **kwargs)
-        found = draw.by(function)
-        if not are_whole_or_one(found):
+        draw = draw_of(f"{_MODULES[kind]}.{name}", args, kwargs)
+        found = function(*args, **kwargs) if draw is None else draw.by(function)
+        if draw is None or not are_whole_or_one(found):
+            self._held_by_none.add(kind)
+            return found if draw is None else draw.finished(found)
+        if decider is None:
             return draw.finished(found)
         self._recorded[kind] = READERS[kind]()
         return draw.finished(decider.drawn(draw, found))
@@ -136,7 +145,7 @@ class SideEffects:
         place = self._places.get(kind, self._subject.place)
         if kind == "torch":
             return _set_generator(self._subject, place)
-        return _drew(_SOURCES[kind], self._subject, place, decides=self._decides)
+        return _drew(_SOURCES[kind], self._subject, place, decides=self._decides or bool(self._held_by_none))
 
     def _moved_generators(self, now: Mapping[Kind, object]) -> dict[Kind, object]:
         """What this thread has moved to where it is now, with the states before.
