@@ -283,7 +283,7 @@ def _reset(now: dict[Any, Any], before: Mapping[Any, Any]) -> None:
         now.pop(name, None)
     for name, value in before.items():  # `update` of a Counter would add
         now[name] = value
-    if list(now) != list(before):
+    if not _same_keys(now, before):
         for name, value in before.items():
             now.pop(name, None)
             now[name] = value

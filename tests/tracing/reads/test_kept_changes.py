@@ -319,3 +319,23 @@ FEW = [row for row in MODEL_CASES if row.name in ("resnet", "gpt2_dropout", "mom
 def test_some_models_of_the_table_go_on(row: ModelCase) -> None:
     """As above, for a few."""
     check_row(row)
+
+
+class Reordering(nn.Module):
+    """Puts an entry behind the others, in a dictionary under tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = {torch.ones(2): 1, torch.zeros(2): 2}
+
+    def forward(self, x: Tensor) -> Tensor:
+        first = next(iter(self.held))
+        self.held[first] = self.held.pop(first)
+        return x * 2
+
+
+def test_a_dictionary_under_tensors_has_its_order_afterwards() -> None:
+    """Tensors are not to be asked whether they are equal, which was an error of theirs."""
+    model = Reordering()
+    whence.capture(model, (torch.ones(2),))
+    assert list(model.held.values()) == [1, 2]
