@@ -91,6 +91,34 @@ def gradients_in_a_queue() -> Training:
     return training(lambda model: Keeping(model, update))
 
 
+class Choosing(Optimizer):
+    """Has a class in its groups, and keeps one and a set for each parameter, as heavyball's do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "kind": Projector, "names": {"average"}})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for held in group["params"]:
+                state = self.state[held]
+                if not state:
+                    state["begun"], state["kind"] = {0}, group["kind"]
+                    state |= {name: torch.zeros_like(held) for name in group["names"]}
+                average = state["average"].lerp_(held.grad, 0.5)
+                held.sub_(average if 0 in state["begun"] else held.grad, alpha=group["lr"])
+
+
+@step()
+def classes_and_sets() -> Training:
+    return training(lambda model: Choosing(model.parameters()))
+
+
+@step(warm=True)
+def classes_and_sets_that_are_there() -> Training:
+    return training(lambda model: Choosing(model.parameters()))
+
+
 class Touching(Optimizer):
     """Looks for the state of each parameter, which makes one, and keeps none."""
 

@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 import whence
+from tests.behaviours.constructed_optimizers import classes_and_sets_that_are_there
 from tests.checks import differing, gradients, state
 from tests.models import mean_sine
 from tests.tracing.steps.small import batch, clipped, never_zero, plain_sgd, small, zero_first, zero_last
@@ -614,3 +615,25 @@ def test_plain_values_are_left_as_eager_leaves_them(backward: Any, tmp_path: Pat
     program.save(tmp_path / "program.whence")
     whence.load(tmp_path / "program.whence", model=model).bind(model)(x)
     assert left(model)[0] == expected[0]  # a file knows variables by their names
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda optimizer: optimizer.param_groups[0].update(kind=int),
+        lambda optimizer: optimizer.param_groups[0]["names"].add("more"),
+        lambda optimizer: next(iter(optimizer.state.values()))["begun"].clear(),
+        lambda optimizer: next(iter(optimizer.state.values())).update(kind=int),
+    ],
+    ids=["class", "set", "set of a parameter", "class of a parameter"],
+)
+def test_classes_and_sets_of_an_optimizer_are_constants(change: Callable[[Any], object]) -> None:
+    """Other ones are refused."""
+    training = classes_and_sets_that_are_there()
+    training.step(*training.batches[0])
+    held: dict[str, Any] = {"model": training.model, "optimizer": training.optimizer}
+    run = whence.capture_step(training.step, training.batches[0], **held).bind(*held.values())
+    run(*training.batches[0])
+    change(training.optimizer)
+    with pytest.raises(StaleCapture, match="at capture"):
+        run(*training.batches[0])

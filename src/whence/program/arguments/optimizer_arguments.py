@@ -54,6 +54,11 @@ def is_number(value: object) -> bool:
     return type(value) in (int, float) or is_recorded(value)
 
 
+def is_plain_set(value: object) -> bool:
+    """Whether it is a set of constants."""
+    return type(value) in (set, frozenset) and all(type(each) in PLAIN for each in value)  # type: ignore[attr-defined]
+
+
 class StatePart(NamedTuple):
     """A piece of state, or what is inside of one: the way there, how a person reads that, and what it is."""
 
@@ -72,8 +77,9 @@ class StatePart(NamedTuple):
     @property
     def is_known(self) -> bool:
         """Whether it is a tensor, a number, a constant, or holds such things where one can look."""
-        is_leaf = isinstance(self.value, (Tensor, Enum)) or is_number(self.value) or type(self.value) in PLAIN
-        return is_leaf or self.is_entered
+        value = self.value
+        is_leaf = isinstance(value, (Tensor, Enum, type)) or is_number(value) or type(value) in PLAIN
+        return is_leaf or self.is_entered or is_plain_set(value)
 
     @property
     def is_entered(self) -> bool:
@@ -215,9 +221,14 @@ def frame_of(value: Any) -> tuple[tuple[Way, str, Any], ...]:
 
 
 def constant_of(part: StatePart) -> Any:
-    """The value of a constant, the name of one in an enumeration; None for tensors, and what holds others."""
+    """The value of a constant, the name of a class, or of one in an enumeration; None for tensors, and what
+    holds others."""
     if isinstance(part.value, Enum):
         return part.value.name
+    if isinstance(part.value, type):
+        return f"{part.value.__module__}.{part.value.__qualname__}"
+    if is_plain_set(part.value):
+        return frozenset(part.value)
     return part.value if type(part.value) in PLAIN else None
 
 

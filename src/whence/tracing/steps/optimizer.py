@@ -45,6 +45,7 @@ from whence.program.arguments.optimizer_arguments import (
     Way,
     frame_of,
     is_number,
+    is_plain_set,
     state_parts,
 )
 from whence.tracing.steps.enclosed_state import has_state
@@ -290,13 +291,18 @@ def _refuse_values(found: Optimizing) -> None:
     faults += [
         Fault(
             f"{setting.path} is a {type(setting.value).__name__}",
-            why="only numbers, texts and tensors can be compared with what they are in later steps",
+            why="only numbers, texts, classes and tensors can be compared with what they are in later steps",
             remedy="use plain numbers in parameter groups",
         )
         for setting in found.settings()
-        if not (is_plain(setting.value) or isinstance(setting.value, Tensor))
+        if not _is_setting(setting.value)
     ]
     UnsupportedStep.refuse(faults)
+
+
+def _is_setting(value: object) -> bool:
+    """Whether a value of a group can be compared, or is an input."""
+    return is_plain(value) or is_plain_set(value) or isinstance(value, (Tensor, type))
 
 
 def strange_state(found: Optimizing) -> list[Fault]:
@@ -369,7 +375,7 @@ class OwnState:
 
 def copy_of(value: Any) -> Any:
     """The value; a copy of a container that may be changed."""
-    return copy(value) if type(value) in (list, dict) else value
+    return copy(value) if type(value) in (list, dict, set) else value
 
 
 def own_states(optimizer: Optimizer | Optimizers | None) -> Iterator[OwnState]:
@@ -391,8 +397,9 @@ def is_same_value(then: Any, now: Any) -> bool:
     """Whether a value is what it was: itself, or an equal one of Python's that no step computed."""
     if then is now:
         return True
-    is_known = is_plain(then) and type(then) is type(now) and not any(map(is_recorded, tree_flatten(now)[0]))
-    return is_known and bool(then == now)
+    if type(then) is not type(now) or not (is_plain(then) or is_plain_set(then)):
+        return False
+    return not any(map(is_recorded, tree_flatten(now)[0])) and bool(then == now)
 
 
 def optimizer_restored(optimizer: Optimizer | Optimizers | None) -> Callable[[], None]:
