@@ -119,6 +119,26 @@ def classes_and_sets_that_are_there() -> Training:
     return training(lambda model: Choosing(model.parameters()))
 
 
+class Numbering(Optimizer):
+    """Keeps state under numbers."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for held in self.param_groups[0]["params"]:
+            state = self.state[held]
+            if 0 not in state:
+                state[0] = torch.zeros_like(held)
+            held.sub_(state[0].lerp_(held.grad, 0.5), alpha=self.param_groups[0]["lr"])
+
+
+@step()
+def state_under_numbers() -> Training:
+    return training(lambda model: Numbering(model.parameters()))
+
+
 class Touching(Optimizer):
     """Looks for the state of each parameter, which makes one, and keeps none."""
 

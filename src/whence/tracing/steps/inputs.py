@@ -125,7 +125,7 @@ def _slot(held: OptimizerEntry, wish: StepAssumptions) -> StateSlot:
 def _state_input(session: StepSession, held: OptimizerEntry, found: Optimizing) -> StepInput:
     row, said = held.parameter, f"the optimizer's {held.path}"
     owner = ("state",) if held.home.owner == EVERYWHERE else () if row is None else row.paths[0]
-    name = "_".join(["o", *owner, held.way[0]])
+    name = "_".join(["o", *owner, str(held.way[0])])
     if held.is_inside:
         name = session.log.free_name("_".join([name, *map(as_name, map(str, held.way[1:]))]))
     if isinstance(held.value, Tensor):
