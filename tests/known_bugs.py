@@ -7,7 +7,6 @@ _STATE_ARGUMENT = "a parameter given as an argument counts as a value from outsi
 _ABSENT = "a result that is written through a view is absent"
 _VIEW_ARGUMENT = "what is written through a view is no argument"
 _LITERAL = "literals are kept at the root alone"
-_FIRST_FIT = "the first call that fits is taken"
 _TWIN = "its twin is differentiated"
 
 KNOWN_BUGS: dict[str, dict[str, str]] = {
@@ -19,7 +18,6 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_module_before_a_write_through_a_view": _ABSENT,
         "test_module_after_a_write_through_a_view": _VIEW_ARGUMENT,
         "test_module_that_makes_a_constant": _LITERAL,
-        "test_later_call_that_differentiates_its_input": _FIRST_FIT,
     },
     "behaviours/test_writes_through_views.py": {
         "test_write_through_a_view[activation_of_what_lies_otherwise-forward]": _TWIN

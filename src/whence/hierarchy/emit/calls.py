@@ -224,6 +224,16 @@ class CallBody(_OfThisProcess):
         is_whole = interface is not None and not interface.hidden
         return is_whole and not interface.convention.faults(args, kwargs)  # type: ignore[union-attr]
 
+    def differentiates(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether arguments that fit have a gradient where they require one."""
+        gradients, convention = self.alone.gradients, self.alone.convention
+        if gradients is None or not torch.is_grad_enabled():
+            return True
+        leaves = self.alone.leaves
+        known = {*gradients.terms, *(leaves[second] for _, second in convention.same)}
+        pairs = zip(leaves, convention.flatten(args, kwargs), strict=True)
+        return not gradients.refusal and all(name in known for name, leaf in pairs if carries_gradient(leaf))
+
     def run(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the call as a person makes it; state that it changes is changed in place."""
         interface = self.alone

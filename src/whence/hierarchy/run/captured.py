@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -73,7 +74,8 @@ class Captured:
         self.bodies.update({call.number: call for call in calls})
 
     def fitting(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "CallBody":
-        """The call that was captured with such arguments, or else the first."""
+        """The call that was captured with such arguments, best one that differentiates those that require a
+        gradient; or else the first."""
         if not self.calls:
             raise CallError(
                 f"{name} has no graph of its own, so there is nothing to run",
@@ -84,7 +86,11 @@ class Captured:
             )
         if len(self.calls) == 1:
             return self.calls[0]
-        return next((call for call in self.calls if call.fits(args, kwargs)), self.calls[0])
+        known = (call for call in self.calls if call.fits(args, kwargs))
+        if (first := next(known, None)) is None:
+            return self.calls[0]
+        fitting = chain((first,), known)
+        return next((call for call in fitting if call.differentiates(args, kwargs)), first)
 
     def variant(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module | None:
         """The tree of a variant that alone admits these arguments."""
