@@ -171,7 +171,7 @@ def listed(model: nn.Module, optimizer: Optimizer) -> Step:
 
 def sets(model: nn.Module, optimizer: Optimizer) -> Step:
     held = Listing(model)
-    held.state[next(model.parameters())]["taken"] = [{1.0}]
+    held.state[next(model.parameters())]["taken"] = [{(1.0,)}]
     return using(zero_first(model, held))
 
 
