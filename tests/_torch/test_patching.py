@@ -24,7 +24,20 @@ class Heir(Owner):
     """Has nothing of its own."""
 
 
-@pytest.mark.parametrize("owner", [Owner, Heir])
+class Frozen(type):
+    """Lets nobody change its classes, as that of typing_extensions' singletons does."""
+
+    def __setattr__(cls, name: str, value: object) -> None:
+        raise TypeError(name)
+
+    __delattr__ = __setattr__  # type: ignore[assignment]
+
+
+class FrozenOwner(Owner, metaclass=Frozen):
+    """Its metaclass has a say in what is put on it."""
+
+
+@pytest.mark.parametrize("owner", [Owner, Heir, FrozenOwner])
 def test_patch_is_taken_off(owner: type[Owner]) -> None:
     """After the block, and after an error in it, the class has exactly what it had."""
     before = dict(vars(owner))

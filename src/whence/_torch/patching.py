@@ -142,7 +142,9 @@ def _is_above(other: _Patch, patch: _Patch) -> bool:
 
 
 def _set(owner: Any, name: str, value: Any) -> None:
+    """Of a class, behind its metaclass: what that refuses, or does besides, is for attributes that stay."""
+    plain: Any = type if isinstance(owner, type) else type(owner)
     if value is not ABSENT:
-        setattr(owner, name, value)
+        plain.__setattr__(owner, name, value)
     elif name in vars(owner):
-        delattr(owner, name)
+        plain.__delattr__(owner, name)
