@@ -99,6 +99,38 @@ def test_what_is_made_first_and_read_then_is_refused() -> None:
     assert kept.lines == []
 
 
+class Widens(nn.Module):
+    """Its first call makes the kernel that later ones read, as speechbrain's ContextWindow does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_first, self.kernel = True, torch.eye(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_first:
+            self.is_first, self.kernel = False, self.kernel.repeat(2, 1)
+        return x @ self.kernel.T
+
+
+def test_what_a_module_makes_first_is_refused() -> None:
+    """A tensor that its first call makes is a constant of the step that was given back, too."""
+    model, x = nn.Sequential(Widens(), nn.Linear(8, 4)), batch()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    with pytest.raises(whence.UnsupportedStep, match=r"reads 0\.is_first, and changes it"):
+        whence.capture_step(step, (x,), model=model, optimizer=optimizer)
+    step(x)
+    program = whence.capture_step(step, (x,), model=model, optimizer=optimizer)
+    assert program.verify(model, (x,)).ok
+
+
 def test_options_are_named() -> None:
     """A bound step captures again, or raises."""
     _, step, held = training(nothing)

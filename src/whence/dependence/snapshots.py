@@ -73,9 +73,7 @@ class Saved(NamedTuple):
     def held(self) -> list[Any]:
         """The values in its state."""
         state = self.before
-        return (
-            list(state.values()) if isinstance(state, dict) else list(state) if _is_many(state) else [state]
-        )
+        return values_of(state) if isinstance(state, dict) or _is_many(state) else [state]
 
     def with_values(self, exchanged: Callable[[Any], Any]) -> "Saved":
         """The same with other values in the state."""
@@ -106,8 +104,7 @@ class Saved(NamedTuple):
                     yield f"{self.path}.{name}", held, name, value
 
     def changed_names(self, *, but_copies: bool = False) -> list[str]:
-        """The names under which it holds something else now, for a thing with names; `but_copies` of what it
-        held, which hold the same."""
+        """The names, of a thing with names, of what it holds anew; `but_copies` that hold the same."""
         if self.kind not in (ATTRIBUTES, CLASS, SLOTS, LOCAL):
             return [self.path]
         return [f"{self.path}.{name}" for name in self.keys_changed(but_copies=but_copies)]
@@ -135,9 +132,8 @@ def _is_copy(before: object, now: object) -> bool:
 
 
 def _hold_alike(left: object, right: object) -> bool:
-    if left is right:
-        return True
-    return type(left) is type(right) and type(left) in (tuple, *CONTAINERS) and same_items(left, right)
+    are_containers = type(left) is type(right) and type(left) in (tuple, *CONTAINERS)
+    return left is right or (are_containers and same_items(left, right))
 
 
 def _is_many(state: object) -> bool:
@@ -342,9 +338,13 @@ def _copy_of_container(held: Any) -> Any:
     return set(held) if isinstance(held, set) else list(held) if isinstance(held, list) else held[:]
 
 
+def _looked_at(held: Any) -> Any:
+    return held if type(held) in _STANDARD else _copy_of_container(held)
+
+
 VARIABLE = StateKind(lambda it: it.namespace.get(it.name, NOTHING), _set_variable, is_)
 CELL = StateKind(content_of_cell, _set_cell, is_)
-CONTAINER = StateKind(_copy_of_container, _refill_container, same_items, lambda held: held)
+CONTAINER = StateKind(_copy_of_container, _refill_container, same_items, _looked_at)
 ATTRIBUTES = StateKind(
     lambda thing: dict(own_attributes(thing)),
     lambda thing, before: _reset(own_attributes(thing), before),
@@ -441,10 +441,10 @@ def containers_saved(rows: Iterable[tuple[str, Container]], *, keyed: bool = Fal
         path, held = waiting.pop()
         if id(held) not in seen:
             seen.add(id(held))
-            found.append(Saved(path, held, CONTAINER, _copy_of_container(held)))
-            kinds = set(map(type, held.values() if isinstance(held, dict) else held))
+            found.append(Saved(path, held, CONTAINER, content := _copy_of_container(held)))
+            kinds = set(map(type, values_of(content)))
             if not kinds <= _HOLDING_NONE and any(issubclass(kind, CONTAINERS) for kind in kinds):
-                waiting += _containers_in(path, held, keyed=keyed)
+                waiting += _containers_in(path, content, keyed=keyed)
     return found
 
 
@@ -484,8 +484,8 @@ def way_back(kept: Iterable[Any]) -> Callable[[], None]:
 
 
 def values_of(held: Any) -> list[Any]:
-    """What a container holds."""
-    return list(held.values() if isinstance(held, dict) else held)
+    """What a container holds, a dictionary of a class of its own too: that may make values when asked."""
+    return list(dict.values(held) if isinstance(held, dict) else held)
 
 
 def results_kept(function: Any, kind: type) -> Iterator[Any]:

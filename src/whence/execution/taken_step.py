@@ -17,7 +17,7 @@ from whence.execution.running import same_start, take
 from whence.execution.verify_step import optimizer_kept
 from whence.tracing.steps.enclosed_state import Enclosed, enclosed_by, without_tuples
 from whence.tracing.steps.optimizer import optimizing
-from whence.tracing.target.subject import step_subject
+from whence.tracing.target.subject import Subject, loose_tensors, step_subject
 
 
 @contextmanager
@@ -35,7 +35,7 @@ def step_taken(
     """
     subject = step_subject(step, model)
     enclosed = enclosed_by(step)
-    before = _reachable_tensors(enclosed)
+    before = _reachable_tensors(enclosed, subject)
     found = optimizing(subject, as_one_optimizer(optimizer))
     with same_start(subject, inputs, [*before.values()]) as given, optimizer_kept(found):
         taken = None
@@ -43,18 +43,20 @@ def step_taken(
             taken = attempt(partial(take, step, *given))
             if isinstance(taken, Failed):
                 raise instead or taken.error
-            now = _reachable_tensors(enclosed_by(step))
+            now = _reachable_tensors(enclosed_by(step), step_subject(step, model))
             yield [tensor for key, tensor in now.items() if key not in before]
         finally:
             del taken, instead  # or what is raised would hold this frame, which holds it
             enclosed.restore()
 
 
-def _reachable_tensors(enclosed: Enclosed) -> dict[int, Tensor]:
-    """The tensors that a step leads to, by identity; all of what leads there is looked at from now on."""
+def _reachable_tensors(enclosed: Enclosed, subject: Subject) -> dict[int, Tensor]:
+    """The tensors that a step leads to, or that its model holds as plain attributes, by identity; all of
+    what leads there is looked at from now on."""
     enclosed.look_everywhere()
     values = (value for row in (*enclosed.rows, *enclosed.theirs) for value in without_tuples(row.held()))
-    return {id(held): held for value in values for held in _tensors_of(value)}
+    around = [tensor for value in values for tensor in _tensors_of(value)]
+    return {id(tensor): tensor for tensor in (*around, *(held for _, held in loose_tensors(subject)))}
 
 
 def _tensors_of(value: Any) -> Iterator[Tensor]:

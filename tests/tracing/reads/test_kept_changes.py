@@ -7,6 +7,7 @@ import functools
 import random
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from types import SimpleNamespace
@@ -339,3 +340,64 @@ def test_a_dictionary_under_tensors_has_its_order_afterwards() -> None:
     model = Reordering()
     whence.capture(model, (torch.ones(2),))
     assert list(model.held.values()) == [1, 2]
+
+
+class MadeWhenAsked(OrderedDict[str, float]):
+    """Holds nothing, and makes its values, as transformers' tables of models do, by importing all of them."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        super().__init__()
+        self.texts = texts
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.texts)
+
+    def __getitem__(self, key: str) -> float:
+        return float(self.texts[key])
+
+    def values(self) -> Any:
+        """Not to be called for another's sake."""
+        raise ImportError
+
+    items = values
+
+
+TABLE = {"nested": MadeWhenAsked({"a": "2"})}
+DIRECT = MadeWhenAsked({"a": "3"})
+
+
+class ReadsTables(nn.Linear):
+    """Reads an entry of each."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * TABLE["nested"]["a"] * DIRECT["a"]
+
+
+@pytest.mark.parametrize("backward", [False, torch.sum])
+def test_values_that_are_made_when_asked_for(backward: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dictionary is looked at without code of its class; what it makes its values of is compared."""
+    model = nn.Sequential(ReadsTables(4, 4))
+    program = whence.capture(model, (X,), backward=backward)
+    assert program.verify(model, (X,)).ok
+    assert program.check(model, (X,)) == []
+    monkeypatch.setitem(TABLE["nested"].texts, "a", "5")
+    assert len(program.check(model, (X,))) == 1
+
+
+def test_a_step_beside_values_that_are_made_when_asked_for() -> None:
+    """So is what a step leads to."""
+    model = nn.Sequential(ReadsTables(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    assert program.check(model, (X,)) == []
+    program.bind(model, optimizer)(X)
