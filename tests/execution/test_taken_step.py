@@ -131,6 +131,38 @@ def test_what_a_module_makes_first_is_refused() -> None:
     assert program.verify(model, (x,)).ok
 
 
+class Chosen(nn.Linear):
+    """Takes the columns that a mask names, by their numbers."""
+
+    mask: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.register_buffer("mask", torch.tensor([True, False, True, False]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x[:, self.mask.nonzero().squeeze(-1)])
+
+
+def test_a_size_of_data_in_a_first_step() -> None:
+    """Momentum that has not begun is found where the model is captured with open numbers, too."""
+    model, x = Chosen(), batch()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    program = whence.capture_step(step, (x,), model=model, optimizer=optimizer)
+    assert program.step is not None
+    assert program.step.second
+    run = program.bind(model, optimizer)
+    assert run(x) > run(x)
+
+
 def test_options_are_named() -> None:
     """A bound step captures again, or raises."""
     _, step, held = training(nothing)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from whence.dependence.asking import Failed, attempt, dismiss
-from whence.errors import DataDependent, SideEffect, WhenceError
+from whence.errors import CaptureError, DataDependent, SideEffect, WhenceError
 from whence.tracing.target.example import Given
 
 Result = TypeVar("Result")
@@ -64,6 +64,8 @@ def with_open_numbers(given: Given, capture: Callable[[Given], Result]) -> Resul
 
 
 def further(needed: WhenceError, then: Exception) -> Exception:
-    """Of two errors the one that says what is in the way: the second, where the first line was got over."""
+    """Of two errors the one that says what is in the way: the second, where the first line was got over, and
+    where only a first step does it, after which the step can be captured."""
     is_elsewhere = isinstance(then, DataDependent) and then.where.line not in (None, needed.where.line)
-    return then if is_elsewhere else needed
+    is_over = isinstance(then, CaptureError) and then.of_first_step
+    return then if is_elsewhere or is_over else needed
