@@ -44,7 +44,7 @@ from whence.interop.archive.records.by_name import (
     name_of,
     namespace,
 )
-from whence.interop.archive.records.reached import Way, at_the_end, reached_from
+from whence.interop.archive.records.reached import Way, at_the_end, class_of_a_variable, reached_from
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly, Said, Unfound
 from whence.tracing.reads.held_values import default_of, part_behind, result_alone, value_at
@@ -339,8 +339,8 @@ class LoadedNames:
             held = at_the_end(self.model, way)
             found = held if isinstance(held, type) and class_name(held) == name else None
         if found is None and self.classes is not None and not nth:
-            held = self.classes.get(name) or looked_up(name)
-            found = held if isinstance(held, type) else None
+            held, file = self.classes.get(name) or looked_up(name), name.partition(":")[0]
+            found = held if isinstance(held, type) else class_of_a_variable(namespace(file) or {}, name)
         if found is None and (name, nth) not in self._made:
             module, _, path = name.partition(":")
             named = {"__module__": module, "__qualname__": path}

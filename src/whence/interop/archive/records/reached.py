@@ -42,6 +42,14 @@ def at_the_end(model: Any, way: Way) -> Any:
     return found
 
 
+def class_of_a_variable(namespace: Mapping[str, Any], name: str) -> type | None:
+    """The class of that name which a file has deleted, and of which it holds the one object, as
+    typing_extensions does with that of `NoDefault`; None where there are none, or several."""
+    kinds = set(map(type, namespace.values()))
+    found = [kind for kind in kinds if f"{kind.__module__}:{kind.__qualname__}" == name]
+    return found[0] if len(found) == 1 else None
+
+
 def _held_by(thing: Any) -> Iterable[tuple[str, Any]]:
     kind = type(thing)
     if kind in _PARTS:
