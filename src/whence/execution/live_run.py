@@ -126,7 +126,8 @@ class Live:
 
     def _going_on(self) -> Iterator[Fault]:
         """Tensors with a gradient that were computed of others: eager's backward does not end there."""
-        for row in (self._rows[of(row)] for row in self.program.signature.outputs_of(OutputKind.GRADIENT)):
+        given = [row for row in self.program.signature.outputs_of(OutputKind.GRADIENT) if row.node]
+        for row in (self._rows[of(row)] for row in given):
             held = self._leaves.get(row.name) if row.kind is InputKind.USER else self.tensors.get(row.path)
             if held is not None and not held.is_leaf:
                 yield Fault(

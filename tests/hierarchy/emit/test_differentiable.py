@@ -390,3 +390,39 @@ def test_an_argument_that_the_model_turns(body: Body, before: bool, backward: An
         if backward:
             found[0].backward()
             assert same_bits(x.grad, expected.grad)
+
+
+class MadeAnew(nn.Module):
+    """A buffer that each call makes of a parameter, as `__init__` does: braindecode's filters are such."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(4))
+        self.register_buffer("made", self.scale.exp() * self.scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.made = self.scale.exp() * self.scale
+        return x * self.made
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+@pytest.mark.parametrize("form", ["module", "tree", "bound"])
+def test_the_history_of_a_buffer_that_is_not_read_ends(form: str) -> None:
+    """What made it has been differentiated, and a backward that has no gradient for it does not go there."""
+    model, x = MadeAnew(), torch.randn(2, 4)
+    for _ in range(2):
+        model(x).sum().backward()
+    expected, model.scale.grad = model.scale.grad, None
+    program = whence.capture(model, (x,), backward=torch.sum)
+    assert program.verify(model, (x,)).ok
+    forms: dict[str, Any] = {
+        "module": program.module,
+        "tree": program.unflatten,
+        "bound": lambda: program.bind(model),
+    }
+    run: Any = forms[form]()
+    for _ in range(2):
+        loss, _ = run(x)
+        if form != "bound":
+            loss.backward()
+    assert same_bits(model.scale.grad, expected)

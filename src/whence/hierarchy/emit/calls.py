@@ -369,9 +369,8 @@ class CallBody(_OfThisProcess):
         half = Half.IN_PIECES if inside or replacing.modules else Half.BACKWARD
         watched = tuple(held.watched(module, parameters))
         run = Differentiation(self, module, self.call_plan, gradients, watched, half, own, tied)
-        outputs = dict(
-            zip(names, CapturedFunction.apply(run, *map(whole, parameters), *inputs, *run.new), strict=True)
-        )
+        taken = run.taken((*map(whole, parameters), *inputs))
+        outputs = dict(zip(names, CapturedFunction.apply(run, *taken, *run.new), strict=True))
         return self._unreached_refused(interface, gradients, outputs)
 
     @cached_property

@@ -1,6 +1,6 @@
 """Run a captured call under autograd: its captured forward, and later its captured backward."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
@@ -50,6 +50,17 @@ class Differentiation:
     def inputs(self) -> tuple[str, ...]:
         """The names of the tensors that autograd sees going in: parameters, then the inputs of the body."""
         return (*(name for name, _ in self.gradients.parameters), *self.plan.forward.inputs)
+
+    def taken(self, tensors: Iterable[Any]) -> list[Any]:
+        """These tensors as autograd takes them: what no gradient is for comes without its history, through
+        which a backward would go on, though that may be over already (a buffer that the call makes anew)."""
+        terms, tied = self.gradients.terms, self.tied
+        return [
+            held.detach()
+            if isinstance(held, Tensor) and held.grad_fn and not (terms.get(name) or name in tied)
+            else held
+            for name, held in zip(self.inputs, tensors, strict=True)
+        ]
 
 
 class CapturedFunction(torch.autograd.Function):
