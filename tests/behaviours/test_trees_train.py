@@ -355,6 +355,27 @@ def test_forward_in_any_layout(name: str, layout: Callable[[Tensor], Tensor], is
     assert bool(program.convention.any_layout) == (name != "product of what is contiguous")
 
 
+@pytest.mark.parametrize("name", IN_ANY_LAYOUT)
+@pytest.mark.parametrize("layout", IMAGES.values(), ids=IMAGES)
+def test_bound_forward_in_any_layout(name: str, layout: Callable[[Tensor], Tensor]) -> None:
+    """On live state, too; one that relies on the layout is stale there."""
+    torch.manual_seed(0)
+    model, x = IN_ANY_LAYOUT[name](), torch.randn(3, 4, 16, 16)
+    other = deepcopy(model)
+    bound = whence.capture(model, (x,)).bind(model)
+    if name == "product of what is contiguous" and not layout(x).is_contiguous():
+        with pytest.raises(whence.StaleCapture, match="strides"):
+            bound(layout(x))
+        return
+    torch.manual_seed(1)
+    expected = other(layout(x))
+    torch.manual_seed(1)
+    result = bound(layout(x))
+    pairs = zip(result, expected, strict=True) if isinstance(expected, tuple) else [(result, expected)]
+    assert all(same_bits(*pair) for pair in pairs)
+    assert differing(state(other), state(model)) == []
+
+
 class Writing(nn.Module):
     """Writes to what it is given, in one way or another."""
 

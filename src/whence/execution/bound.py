@@ -25,6 +25,7 @@ from whence.execution.running import take
 from whence.guards.check import Checked
 from whence.guards.guarded import stale_capture
 from whence.hierarchy.emit.differentiable import laid_out, without_gradients
+from whence.hierarchy.emit.source import run_as
 from whence.hierarchy.value_shapes import described_at
 from whence.program import FlatProgram
 from whence.program.arguments.fitting import other_autocast
@@ -33,6 +34,7 @@ from whence.program.arguments.optimizer_arguments import Step
 from whence.program.arguments.variants import alone
 from whence.program.names import NamedOnly
 from whence.program.queries.failing import OF_OPERATIONS, refuse_failed
+from whence.program.queries.memory_order import in_any_layout
 from whence.program.state import with_state
 from whence.schema import InputKind, OutputKind
 from whence.tracing.target.subject import Subject, subject_of, tensors_by_name
@@ -74,13 +76,15 @@ class Bound:
         self._has_run = False
         self._is_after_first = False
         self._subject = subject_of(model)
-        module = _in_its_grad_modes(self.program)
+        module = _as_run(self.program)
         self._graph = with_code(module).forward  # past hooks for all modules
         self._placing = Placing(self.program, module)
         values = ((node.name, node.meta["val"]) for node in self.program.graph.find_nodes(op="placeholder"))
         self._fakes = {name: fake for name, fake in values if isinstance(fake, Tensor)}
         is_fixed = self.program.convention.sizes is None
-        self._layouts = {name: described_at(fake, {}) for name, fake in self._fakes.items() if is_fixed}
+        free = in_any_layout(self.program)
+        self._laid_out = {name: fake for name, fake in self._fakes.items() if name not in free}
+        self._layouts = {name: described_at(fake, {}) for name, fake in self._laid_out.items() if is_fixed}
         self._own = certainly_own(self.program)
         self._decides = any(node.target is stays for node in self.program.graph.nodes)
         UsageError.refuse(_faults_of_state(self.program, self._subject, self.optimizer))
@@ -290,14 +294,14 @@ class Bound:
         ]
 
     def _arguments(self, values: Mapping[str, Any], sizes: Mapping[str, int]) -> list[Any]:
-        """The inputs in order, in the memory layout of the capture."""
-        keeps = self._is_forward
-        layouts = self._layouts or {name: described_at(fake, sizes) for name, fake in self._fakes.items()}
+        """The inputs in order, in the memory layout of the capture where operations rely on it."""
+        layouts = self._layouts or {name: described_at(fake, sizes) for name, fake in self._laid_out.items()}
+        given = [(row.name, values[row.name]) for row in self.program.signature.inputs]
+        if not self._is_forward:
+            given = [(name, value.detach() if isinstance(value, Tensor) else value) for name, value in given]
         return [
-            laid_out(value if keeps else value.detach(), layouts[name])
-            if isinstance(value, Tensor)
-            else value
-            for name, value in ((row.name, values[row.name]) for row in self.program.signature.inputs)
+            laid_out(value, layouts[name]) if isinstance(value, Tensor) and name in layouts else value
+            for name, value in given
         ]
 
 
@@ -308,11 +312,15 @@ def _stale_in_places(program: FlatProgram, checked: Checked, places: Sequence[Ho
     raise stale_capture(program, checked)
 
 
-def _in_its_grad_modes(program: FlatProgram) -> fx.GraphModule:
-    """The graph of a program, where what asks for the grad mode hears that of the model's own code."""
-    if not (off := program.facts.turned_off):
+def _as_run(program: FlatProgram) -> fx.GraphModule:
+    """The graph of a program, where what asks for the grad mode hears that of the model's own code, and views
+    of inputs that are taken as they lie may be copies."""
+    off = program.facts.turned_off
+    if not (off or program.convention.any_layout):
         return program.graph_module
     module = own_copy(program.graph_module)
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
+        node.target = run_as(node.target)
     for node in module.graph.nodes:
         if node.name in off:
             node.target, node.args = without_gradients, (node.target, *node.args)

@@ -45,6 +45,7 @@ from whence.program.arguments.convention import refuse_overlap
 from whence.program.arguments.fitting import Misfit, other_autocast, refuse_other_modes
 from whence.program.program import FlatProgram
 from whence.program.queries.failing import OF_OPERATIONS, refuse_failed
+from whence.program.queries.memory_order import in_any_layout
 from whence.program.queries.printing import marked
 from whence.provenance import ModulePath
 from whence.provenance.origin import GENERATED_FILE, GENERATED_LINES, GENERATED_NODES
@@ -321,8 +322,7 @@ class CallBody(_OfThisProcess):
     def in_any_layout(self) -> frozenset[str]:
         """The inputs that are taken as they lie, by name."""
         program = self.plan.program
-        free = program.convention.any_layout if self.number in (0, program.calls.entry) else ()
-        return frozenset(row.name for row in program.signature.inputs_of(InputKind.USER) if row.path in free)
+        return in_any_layout(program) if self.number in (0, program.calls.entry) else frozenset()
 
     def _laid_out(self, values: Sequence[Any], sizes: Mapping[str, int]) -> list[Any]:
         """Inputs in the memory layout of the capture, where operations rely on it."""

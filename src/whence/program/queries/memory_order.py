@@ -5,7 +5,7 @@ gradient of a result, or what a module gives that took the place of another.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -13,10 +13,19 @@ from torch import Tensor, fx
 from whence._torch.operators.table import said_of
 from whence._torch.sizes.exported_sizes import order_of
 from whence.program.node_records import origin_of
-from whence.schema import Phase
+from whence.schema import InputKind, Phase
+
+if TYPE_CHECKING:
+    from whence.program.program import FlatProgram
 
 Order = tuple[int, ...]
 """Dimensions, the one of the largest steps in memory first."""
+
+
+def in_any_layout(program: "FlatProgram") -> frozenset[str]:
+    """The inputs that a program takes as they lie, by name."""
+    free = program.convention.any_layout
+    return frozenset(row.name for row in program.signature.inputs_of(InputKind.USER) if row.path in free)
 
 
 def gathered(node: fx.Node) -> Iterator[tuple[int, Order]]:
