@@ -1,5 +1,7 @@
 """Guards on sizes: what they are, what breaks them, and what is said."""
 
+import typing
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -103,3 +105,15 @@ def test_a_guarded_program_captures_again_for_another_size(program: whence.Progr
     assert torch.equal(guarded(*args), Scaled()(*args))
     with pytest.raises(whence.StaleCapture, match="must be at most 8"):
         program.guarded(Scaled())(*args)
+
+
+def test_what_kernels_of_pytorch_run_is_not_the_models() -> None:
+    """Where sizes are open they read schemas, whose types `typing_extensions` may put together."""
+
+    def rows(x: Tensor) -> Tensor:
+        return x[x > 0].sum() + x[torch.arange(x.shape[0] - 1)] + 1
+
+    for forget in typing._cleanups:  # type: ignore[attr-defined]
+        forget()
+    program = whence.capture(rows, (torch.ones(3, 4),), dynamic_shapes=({0: Dim.DYNAMIC},))
+    assert [row.what for row in program.guards if "typing" in str(row.source)] == []

@@ -84,8 +84,8 @@ _EXCEPTED = frozenset(
     )
 )
 _OF_OS = frozenset({"os", "environ", "getenv", "path", "name", "sep", "fspath", "PathLike"})
-_NEAR = 6
-"""How many callers to look at for an import."""
+_NEAR = 12
+"""How many callers to look at for an import: `typing` has five where a class body subscripts a type."""
 
 
 class Code(Enum):

@@ -9,7 +9,7 @@ replaced there, below autograd: closures, hooks and ties work by themselves, and
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -412,10 +412,10 @@ class Recorder(ProxyTorchDispatchMode):
             if is_asking and (known := constant_fold(self, func, args, kwargs)) is not None:
                 return known
             if is_plain(func, args):
-                return self._record_directly(func, args, kwargs)
-            return self.functions.told(super().__torch_dispatch__, func, types, args, kwargs)
-        except NotPlain:
-            return self.functions.told(super().__torch_dispatch__, func, types, args, kwargs)
+                with suppress(NotPlain):
+                    return self._record_directly(func, args, kwargs)
+            tell = untold if func.namespace == "aten" else self.functions.told  # fake kernels are the user's
+            return tell(super().__torch_dispatch__, func, types, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise self.listener.model.value_needed(func, args, self.tracer.torch_fn_metadata) from error
 
