@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 import whence
 
@@ -143,3 +144,28 @@ def test_compilers_read_what_is_asked(asks: Callable[[Tensor], bool]) -> None:
     assert program.convention.questions
     compiled = torch.compile(program.module(), backend="eager", fullgraph=True)
     assert torch.equal(compiled(X), model(X))
+
+
+LAID_OUT: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], list[str]]] = {
+    "nothing made contiguous": (lambda x, y: (x + y).sin(), []),
+    "one of two": (lambda x, y: (x * 2).contiguous() + y, ["x"]),
+    "what was not contiguous": (lambda x, y: (x * 2).t().contiguous() + y.t(), []),
+    "in a format": (lambda x, y: x + y.clone().to(memory_format=torch.contiguous_format), ["y"]),
+    "rows of both": (lambda x, y: torch.vmap(lambda row: row.contiguous().sin())(x) + y, ["x", "y"]),
+    "statistics of training": (lambda x, y: F.batch_norm(x + y, None, None, training=True), []),
+}
+"""A model of two arguments, and those that have to lie as at capture."""
+
+
+@pytest.mark.parametrize("name", LAID_OUT)
+def test_arguments_that_are_laid_out(name: str) -> None:
+    """Those that lead to what the model makes contiguous, which was so; all where gradients are, too."""
+    function, expected = LAID_OUT[name]
+
+    def model(x: Tensor, y: Tensor) -> Tensor:
+        return function(x, y)
+
+    convention = whence.capture(model, (X, X.clone())).convention
+    assert {*convention.paths} - convention.any_layout == {f"args[{'xy'.index(each)}]" for each in expected}
+    joint = whence.capture(model, (X.clone().requires_grad_(), X), backward=True)
+    assert joint.convention.any_layout == frozenset()

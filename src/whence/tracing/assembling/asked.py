@@ -58,8 +58,10 @@ def in_any_layout(recorded: Recorded, functional: Functional) -> set[str]:
     log, recorder = recorded.session.log, recorded.session.recorder
     if recorded.backward.roots or log.apart - _NORMS or not recorder.keeps_composites:
         return set()
-    found = leading_to(map(functional.value_of, log.contiguous))
-    return {node.name for node in recorded.prepared.nodes if node not in found}
+    known = [functional.value_of(node) for node in log.contiguous if node is not None]
+    found = leading_to(known)
+    is_known = len(known) == len(log.contiguous)
+    return {node.name for node in recorded.prepared.nodes if is_known and node not in found}
 
 
 def _in_memory_of(node: fx.Node) -> Iterator[str]:

@@ -169,8 +169,7 @@ class ModelActs:
 
     def made_contiguous(self, tensor: Tensor) -> None:
         """In a run with other layouts it might be none."""
-        if (node := self.recorder.node_of(tensor)) is not None:
-            self.run.log.add(MadeContiguous(node))
+        self.run.log.add(MadeContiguous(self.recorder.node_of(tensor)))
 
     def taken_apart(self, composite: Any) -> None:
         """What a composite is made of in the grad mode of now is recorded in its place."""

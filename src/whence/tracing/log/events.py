@@ -215,9 +215,10 @@ class DtypeQueried:
 
 @dataclass(frozen=True, slots=True)
 class MadeContiguous:
-    """The model made a value contiguous that was so already: nothing was recorded."""
+    """The model made a value contiguous that was so already: nothing was recorded. None for a part of one, as
+    `vmap` has them."""
 
-    node: fx.Node
+    node: fx.Node | None
 
 
 @dataclass(frozen=True, slots=True)

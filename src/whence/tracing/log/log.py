@@ -69,7 +69,7 @@ class Log:
     questions: Mapping[tuple[int, str], InputQuery] = field(default_factory=dict)
     dtypes_asked: Sequence[str] = field(default_factory=list)
     apart: Set[Any] = field(default_factory=set)
-    contiguous: Sequence[fx.Node] = field(default_factory=list)
+    contiguous: Sequence[fx.Node | None] = field(default_factory=list)
     draws: Sequence[fx.Node] = field(default_factory=list)
     redraws: Mapping[fx.Node, fx.Node | None] = field(default_factory=dict)
     unpacked: Sequence[fx.Node] = field(default_factory=list)
