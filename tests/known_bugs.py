@@ -7,7 +7,6 @@ _STATE_ARGUMENT = "a parameter given as an argument counts as a value from outsi
 _ABSENT = "a result that is written through a view is absent"
 _VIEW_ARGUMENT = "what is written through a view is no argument"
 _LITERAL = "literals are kept at the root alone"
-_TWIN = "its twin is differentiated"
 
 KNOWN_BUGS: dict[str, dict[str, str]] = {
     "hierarchy/run/test_interface.py": {
@@ -18,10 +17,7 @@ KNOWN_BUGS: dict[str, dict[str, str]] = {
         "test_module_before_a_write_through_a_view": _ABSENT,
         "test_module_after_a_write_through_a_view": _VIEW_ARGUMENT,
         "test_module_that_makes_a_constant": _LITERAL,
-    },
-    "behaviours/test_writes_through_views.py": {
-        "test_write_through_a_view[activation_of_what_lies_otherwise-forward]": _TWIN
-    },
+    }
 }
 
 

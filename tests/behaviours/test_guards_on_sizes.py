@@ -82,7 +82,8 @@ def test_what_is_no_size_is_still_guarded(program: whence.Program) -> None:
 def test_strides_follow_from_sizes() -> None:
     """A transposed input is another layout at every size; one that is laid out alike is not."""
     model = nn.Linear(4, 2)
-    program = whence.capture(model, (torch.ones(3, 4),), dynamic_shapes=({0: Dim("rows")},))
+    shapes = ({0: Dim("rows")},)
+    program = whence.capture(model, (torch.ones(3, 4),), backward=True, dynamic_shapes=shapes)
     assert program.check(model, (torch.ones(9, 4),)) == []
     (violation,) = program.check(model, (torch.ones(4, 9).t(),))
     assert violation.guard.what == "args[0]"
@@ -92,7 +93,8 @@ def test_strides_follow_from_sizes() -> None:
 def test_where_there_is_one_row_its_stride_means_nothing(rows: int) -> None:
     """A row that lies in a longer tensor is laid out as one that does not, whatever its stride says."""
     model = nn.Linear(4, 2)
-    program = whence.capture(model, (torch.ones(rows, 4),), dynamic_shapes=({0: Dim.AUTO},))
+    shapes = ({0: Dim.AUTO},)
+    program = whence.capture(model, (torch.ones(rows, 4),), backward=True, dynamic_shapes=shapes)
     assert program.check(model, (torch.ones(5, 9)[:1, :4],)) == []
     (violation,) = program.check(model, (torch.ones(5, 9)[:rows, 1:9:2],))
     assert violation.guard.what == "args[0]"
