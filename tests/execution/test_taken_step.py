@@ -13,7 +13,7 @@ from torch.optim import SGD
 
 import whence
 from tests.checks import differing, state
-from tests.tracing.steps.small import batch, small
+from tests.tracing.steps.small import batch, small, zero_first
 
 Step = Callable[[Tensor], Any]
 
@@ -116,14 +116,7 @@ def test_what_a_module_makes_first_is_refused() -> None:
     """A tensor that its first call makes is a constant of the step that was given back, too."""
     model, x = nn.Sequential(Widens(), nn.Linear(8, 4)), batch()
     optimizer = SGD(model.parameters(), lr=0.1)
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = zero_first(model, optimizer)
     with pytest.raises(whence.UnsupportedStep, match=r"reads 0\.is_first, and changes it"):
         whence.capture_step(step, (x,), model=model, optimizer=optimizer)
     step(x)
@@ -148,14 +141,7 @@ def test_a_size_of_data_in_a_first_step() -> None:
     """Momentum that has not begun is found where the model is captured with open numbers, too."""
     model, x = Chosen(), batch()
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = zero_first(model, optimizer)
     program = whence.capture_step(step, (x,), model=model, optimizer=optimizer)
     assert program.step is not None
     assert program.step.second

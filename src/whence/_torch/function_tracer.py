@@ -106,9 +106,9 @@ class Untold:
         return untold(self._context.__exit__, *error)
 
 
-def code_running() -> Iterator[CodeType]:
-    """What runs on this thread, the innermost first."""
-    frame: FrameType | None = sys._getframe(1)
+def code_running(innermost: FrameType | None = None) -> Iterator[CodeType]:
+    """What runs on this thread, the innermost first; or on another, of which that is `innermost`."""
+    frame: FrameType | None = innermost or sys._getframe(1)
     while frame is not None:
         yield frame.f_code
         frame = frame.f_back

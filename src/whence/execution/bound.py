@@ -315,12 +315,13 @@ def _stale_in_places(program: FlatProgram, checked: Checked, places: Sequence[Ho
 def _as_run(program: FlatProgram) -> fx.GraphModule:
     """The graph of a program, where what asks for the grad mode hears that of the model's own code, and views
     of inputs that are taken as they lie may be copies."""
-    off = program.facts.turned_off
-    if not (off or program.convention.any_layout):
+    off, view = program.facts.turned_off, torch.ops.aten.view.default
+    is_turned = program.convention.any_layout and program.graph.find_nodes(op="call_function", target=view)
+    if not (off or is_turned):
         return program.graph_module
     module = own_copy(program.graph_module)
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.view.default):
-        node.target = run_as(node.target)
+    for node in module.graph.find_nodes(op="call_function", target=view) if is_turned else ():
+        node.target = run_as(view)
     for node in module.graph.nodes:
         if node.name in off:
             node.target, node.args = without_gradients, (node.target, *node.args)

@@ -145,7 +145,7 @@ def input_violations(
     if isinstance(leaves, str):
         yield Violation(next(guard for guard in plan.inputs if guard.name == STRUCTURE), leaves)
         return
-    expected = convention.watched(frozenset(at for at in plan.strided if _is_laid_out(convention, at)))
+    expected = convention.watched(plan.strided)
     yield from () if expected.fit(leaves) else _violations(plan.inputs, expected.faults(leaves))
     for guard in plan.inputs:
         written = guard.positions or range(len(leaves))
@@ -153,11 +153,6 @@ def input_violations(
             yield Violation(guard, " and ".join(shared[0]) + " in one memory")
         if guard.name == SAME and guard.expected != ExpectedWords(tied := _in_pairs(tied_positions(leaves))):
             yield Violation(guard, tied)
-
-
-def _is_laid_out(convention: Convention, position: int) -> bool:
-    """Whether an input is brought into the layout of the capture: where not, kernels choose as in eager."""
-    return convention.paths[position] not in convention.any_layout
 
 
 def leaves_of(convention: Convention, args: object, kwargs: object) -> list[Any] | str:

@@ -17,6 +17,7 @@ import whence
 from tests import zoo
 from tests.checks import leaves_no_trace
 from tests.models import case
+from tests.tracing.steps.small import zero_first
 from tests.upstream.checks import call_sites, equal, faithful, hooks, names, trains_alike
 
 X = torch.randn(3, 4)
@@ -241,14 +242,7 @@ def test_step_of_a_model_with_a_sparse_buffer() -> None:
     """As eager's."""
     model = WithSparse()
     optimizer = torch.optim.Adam(model.parameters())
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = model(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = zero_first(model, optimizer)
     program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
     assert program.verify(model, (X,)).ok
     program.bind(model, optimizer)(X)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
+from whence._torch.function_tracer import code_running
 from whence._torch.patching import patched
 from whence._torch.pytrees import tree_flatten
 from whence._torch.tensors import active_modes
@@ -141,13 +142,9 @@ def _in_turn(
 def _compiling_here() -> set[CodeType]:
     """The code of the compiler where this thread runs inside of it: others in it wait for this one."""
     loaded: Any = sys.modules.get(_COMPILER)
-    if loaded is None or not _is_held_here(loaded.compile_lock):
+    if loaded is None or not loaded.compile_lock._is_owned():
         return set()
     return {inspect.unwrap(loaded.CatchErrorsWrapper.__call__).__code__}
-
-
-def _is_held_here(lock: Any) -> bool:
-    return bool(lock._is_owned())
 
 
 def _are_others_in(at_work: Collection[CodeType], waiting: Collection[CodeType]) -> bool:
@@ -156,10 +153,6 @@ def _are_others_in(at_work: Collection[CodeType], waiting: Collection[CodeType])
     return any(_is_in(frame, at_work) and not _is_in(frame, waiting) for frame in frames)
 
 
-def _is_in(frame: FrameType | None, codes: Collection[CodeType]) -> bool:
+def _is_in(frame: FrameType, codes: Collection[CodeType]) -> bool:
     """Whether a frame, or one that has called it, runs one of these codes."""
-    while frame is not None:
-        if frame.f_code in codes:
-            return True
-        frame = frame.f_back
-    return False
+    return any(code in codes for code in code_running(frame))

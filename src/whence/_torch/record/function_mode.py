@@ -138,15 +138,8 @@ class FunctionMode(TorchFunctionMode):
         return self._called(func, args, kwargs)
 
     def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
-        result = self._run(func, args, kwargs)
-        asks = func is Tensor.contiguous or "memory_format" in kwargs
-        if asks and args and result is args[0] and not self.recorder.is_inside_composite:
-            self.recorder.listener.model.made_contiguous(result)
-        return result
-
-    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         try:
-            return self.recorder.called(func, args, kwargs)
+            result = self.recorder.called(func, args, kwargs)
         except RuntimeError as error:  # where the model goes on, it may have been the grad mode
             self.recorder.listener.model.mode_asked(GRAD)
             if _LEAF_WRITTEN in str(error):
@@ -159,6 +152,10 @@ class FunctionMode(TorchFunctionMode):
             raise self.recorder.listener.model.value_needed(
                 func, read, func
             ) from error  # a tensor for a number
+        asks = func is Tensor.contiguous or "memory_format" in kwargs
+        if asks and args and result is args[0] and not self.recorder.is_inside_composite:
+            self.recorder.listener.model.made_contiguous(result)
+        return result
 
     def _copied(self, given: Tensor, known: dict[int, Any]) -> Tensor:
         """What `copy.deepcopy` makes of a tensor that nothing computed: eager copies its memory."""

@@ -15,7 +15,7 @@ from torch import Tensor, fx, nn
 
 from whence._torch.autograd.nodes import above_autograd
 from whence._torch.autograd.switches import switched
-from whence._torch.operators.schemas import draws, reads_memory
+from whence._torch.operators.schemas import draws
 from whence._torch.operators.table import said_of
 from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.exported_sizes import order_of
@@ -140,7 +140,8 @@ class Returned:
 
 
 def _asks_layout(target: Any) -> bool:
-    return reads_memory(target) or said_of(target).asks_layout
+    row = said_of(target)
+    return row.reads_memory or row.asks_layout
 
 
 def _stands_for(value: Any, argument: Any) -> bool:

@@ -100,9 +100,11 @@ class Convention:
         return ExpectedLeaves(self.leaves, self.paths, self.varying, self.same, self.reads_memory, *asked)
 
     def watched(self, strided: frozenset[int]) -> ExpectedLeaves:
-        """The same with all that may have decided something: `strided` are tensors whose strides may have."""
+        """The same with all that may have decided something: `strided` are tensors whose strides may have,
+        but for those that are taken as they lie, of which kernels choose as in eager."""
         if strided not in self._watched:
-            self._watched[strided] = replace(self.expected, watched=strided)
+            laid_out = frozenset(at for at in strided if self.paths[at] not in self.any_layout)
+            self._watched[strided] = replace(self.expected, watched=laid_out)
         return self._watched[strided]
 
     @cached_property

@@ -1,6 +1,7 @@
 """What the model asked of tensors, as questions about its inputs."""
 
 from collections.abc import Iterator, Set
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -49,19 +50,26 @@ def asked_of_inputs(
             yield from ((name, TensorFact.REQUIRES_GRAD) for name in _with_history(node, stopped, given))
 
 
-def in_any_layout(recorded: Recorded, functional: Functional) -> set[str]:
+def free_of_layout(recorded: Recorded, functional: Functional) -> set[str]:
     """The inputs that a program may take in whatever layout: composites and kernels ask for it in every run.
 
     Others lead to a value that the model makes contiguous, and that was so at capture. What is below autograd
     has been decided by the layouts of the capture.
     """
     log, recorder = recorded.session.log, recorded.session.recorder
-    if recorded.backward.roots or log.apart - _NORMS or not recorder.keeps_composites:
+    is_decided = recorded.backward.roots or log.apart - _NORMS or not recorder.keeps_composites
+    if is_decided or None in log.contiguous:
         return set()
-    known = [functional.value_of(node) for node in log.contiguous if node is not None]
-    found = leading_to(known)
-    is_known = len(known) == len(log.contiguous)
-    return {node.name for node in recorded.prepared.nodes if is_known and node not in found}
+    found = leading_to(functional.value_of(node) for node in log.contiguous if node is not None)
+    return {node.name for node in recorded.prepared.nodes if node not in found}
+
+
+def as_given(node: fx.Node, given: Any) -> Any:
+    """What stands for an argument, before the model turned its `requires_grad`."""
+    value = node.meta["val"]
+    if not isinstance(value, Tensor) or value.requires_grad == given.requires_grad:
+        return value
+    return value.detach().requires_grad_(given.requires_grad)
 
 
 def _in_memory_of(node: fx.Node) -> Iterator[str]:

@@ -44,7 +44,7 @@ from whence.rewriting.functionalize import Functional, functionalize
 from whence.rewriting.simplify import erase, order_placeholders, placeholders_of, unused
 from whence.schema import OutputKind, Phase, TensorFact
 from whence.tracing.assembling.aside import held_by_python, unread_operations
-from whence.tracing.assembling.asked import asked_of_inputs, in_any_layout, questions_to_inputs
+from whence.tracing.assembling.asked import as_given, asked_of_inputs, free_of_layout, questions_to_inputs
 from whence.tracing.assembling.attribution import (
     attribute_branches,
     custom_functions,
@@ -85,10 +85,10 @@ def assemble(
     refuse_shared_writes(recorded, values, preserves=bool(example.preserve))
     signature, outputs = signature_of(subject, example, recorded, values)
     graph.output(tuple(outputs))
-    if (sizes := session.recorder.environment) is not None:
-        decide_again(graph, functional.history, sizes)
+    if session.recorder.environment is not None:
+        decide_again(graph, functional.history, session.recorder.environment)
         if recorded.backward.roots:
-            rule_out_ones(graph, sizes)
+            rule_out_ones(graph, session.recorder.environment)
     weigh_as_eager(graph)
     repeated = reuse_random_draws(functional, session.log.redraws)
     preserved = _preserved(recorded, example, subject)
@@ -99,14 +99,15 @@ def assemble(
     erase(gone)
     held = held_by_python(session.recorder.lifetimes, graph, gone)
     present = _real_placeholders(subject, example, recorded)
-    inputs = [row for row in signature.inputs if row.name in present]
+    inputs = (row for row in signature.inputs if row.name in present)
     signature = replace(
         signature,
         inputs=tuple(replace(row, layout_read=True) if row.name in layouts_read else row for row in inputs),
         wholes=wholes_of(subject, recorded),
     )
     order_placeholders(graph, [row.name for row in signature.inputs])
-    _rename_forwards(graph, names := _present_names(graph, functional))
+    names = _present_names(graph, functional)
+    _rename_forwards(graph, names)
     facts = GraphFacts(
         seed=_seed_name(recorded),
         adjoints=_renamed_adjoints(exchanged.adjoints, names),
@@ -123,7 +124,7 @@ def assemble(
         graph_module=graph_module(nested, graph, subject.name),
         signature=signature,
         calls=replace(_call_rows(recorded, names), entry=int(subject.is_module), preserved=preserved),
-        convention=_convention(subject, example, recorded, asked, in_any_layout(recorded, functional)),
+        convention=_convention(subject, example, recorded, asked, free_of_layout(recorded, functional)),
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded, signature.wholes)),
         state=_state(recorded, graph, signature.wholes),
@@ -182,7 +183,7 @@ def _convention(
 ) -> Convention:
     paths = {node.name: path for path, node in zip(example.paths, recorded.prepared.nodes, strict=True)}
     log, graph = recorded.session.log, recorded.session.recorder.graph
-    leaves = tuple(map(_as_given, recorded.prepared.nodes, example.leaves))
+    leaves = tuple(map(as_given, recorded.prepared.nodes, example.leaves))
     turned = {
         (node.name, TensorFact.REQUIRES_GRAD)
         for node, leaf in zip(recorded.prepared.nodes, leaves, strict=True)
@@ -202,14 +203,6 @@ def _convention(
         facts=tuple(row for row in facts if row[1] is not TensorFact.STRIDES),
         questions=questions_to_inputs(log, recorded.prepared, graph),
     )
-
-
-def _as_given(node: fx.Node, given: Any) -> Any:
-    """What stands for an argument, before the model turned its `requires_grad`."""
-    value = node.meta["val"]
-    if not isinstance(value, Tensor) or value.requires_grad == given.requires_grad:
-        return value
-    return value.detach().requires_grad_(given.requires_grad)
 
 
 def _differentiable(
