@@ -142,9 +142,13 @@ def _in_turn(
 def _compiling_here() -> set[CodeType]:
     """The code of the compiler where this thread runs inside of it: others in it wait for this one."""
     loaded: Any = sys.modules.get(_COMPILER)
-    if loaded is None or not loaded.compile_lock._is_owned():
+    if loaded is None or not _is_held_here(loaded.compile_lock):
         return set()
     return {inspect.unwrap(loaded.CatchErrorsWrapper.__call__).__code__}
+
+
+def _is_held_here(lock: Any) -> bool:
+    return bool(lock._is_owned())  # of Python's, and no attribute of PyTorch's
 
 
 def _are_others_in(at_work: Collection[CodeType], waiting: Collection[CodeType]) -> bool:
