@@ -22,6 +22,14 @@ def memory_of(nodes: Iterable[fx.Node]) -> Callable[[fx.Node], fx.Node]:
     return lambda node: bases.get(node, node)
 
 
+def owner_of(node: fx.Node) -> fx.Node:
+    """The first value that looks into the memory of one: an input, or what an operator has made."""
+    source = _looked_into(node)
+    if source is None or (node.target is getitem and _looked_into(source) is None):
+        return node
+    return owner_of(source)
+
+
 def _looked_into(node: fx.Node) -> fx.Node | None:
     """The argument into whose memory the result of a node looks, or may look."""
     viewed = 0 if node.target is getitem else traits(node.target).viewed

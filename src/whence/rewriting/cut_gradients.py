@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from whence._torch.autograd.replaced_data import PUTS_DATA
 from whence._torch.graphs import fake_result
 from whence._torch.operators.schemas import functional_twin
 from whence._torch.operators.table import said_of
+from whence._torch.refusals import data_replaced
 from whence._torch.sizes.symbols import SYMBOLIC
-from whence.program.node_records import origin_of, set_origin
+from whence.program.node_records import origin_of, place_of, set_origin
 from whence.program.queries.marks import READS_NO_VALUE
 from whence.rewriting.functionalize import Functional
 
@@ -65,6 +67,7 @@ def cut_gradients(
             before = functional.overwritten.get(node)
             is_carrying = before in carrying
             if before is not None and is_carrying:
+                _refuse_used(functional.sources.get(node, node), before, carrying)
                 _write_over(graph, node, before)
                 straight.append(node.name)
             _detach_inputs(graph, node, carrying - {before}, detached)
@@ -88,6 +91,14 @@ def carries_gradient(
     if isinstance(value, SYMBOLIC) or getattr(node.target, "overloadpacket", None) in READS_NO_VALUE:
         return False
     return not carrying.isdisjoint(node.all_input_nodes)
+
+
+def _refuse_used(writing: fx.Node, before: fx.Node, carrying: Set[fx.Node | None]) -> None:
+    """Raise where autograd may have kept a tensor that has other data now: some of it is old then."""
+    used = [user for user in before.users if user.target is not _DETACH]
+    if PUTS_DATA in writing.meta and not carrying.isdisjoint(used):
+        why = "it has been used, and what autograd kept of it may be its data of before, or of after"
+        raise data_replaced(why, place_of(writing))
 
 
 def _operators_by_gradient(nodes: Sequence[fx.Node]) -> tuple[Set[int], Set[int]]:

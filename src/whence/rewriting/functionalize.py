@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from whence._torch.autograd.replaced_data import PUTS_DATA
 from whence._torch.graphs import fake_result
 from whence._torch.operators.schemas import (
     WRAPPER,
@@ -54,11 +55,11 @@ class Functional:
 
     `same` leads from a node that returned one of its arguments to that argument. `latest` and `versions`
     hold the newest value of a tensor and how often it was written; `taken` the value of a view and the
-    version it shows. `sharing` leads from a sparse tensor to its parts, and from those to it. `replaced`
-    leads from a removed node to the node that holds its value; `history` lists the values that a tensor went
-    through; `sources` leads from a node made here to the recorded one it was made for. `overwritten` leads
-    from a node that holds what was written to the one that held the tensor until then, and
-    `copied` where all of it was copied from elsewhere; `looking` are nodes that take a view again.
+    version it shows. `sharing` leads to others that lie in a tensor's memory, as parts of a sparse one do;
+    `replaced` from a removed node to the node that holds its value; `history` lists the values that a tensor
+    went through; `sources` leads from a node made here to the recorded one it was made for, `overwritten`
+    from one that holds what was written to the one that held the tensor until then, and `copied` where all
+    of it came from elsewhere; `looking` are nodes that take a view again.
     """
 
     graph: fx.Graph
@@ -180,16 +181,17 @@ def _writes_arguments(node: fx.Node) -> bool:
 
 def _rewrite(state: Functional, node: fx.Node) -> None:
     writer = _NodeWriter(state, node, node)
-    recorded = node.args
+    recorded: Any = node.args
     written = written_arguments(node.target, node.args, node.kwargs) if _writes_arguments(node) else []
-    node.args, node.kwargs = fx.map_arg(
-        (node.args, node.kwargs), lambda argument: state.current(argument, writer)
-    )
+    given = (node.args, node.kwargs)
+    node.args, node.kwargs = fx.map_arg(given, lambda argument: state.current(argument, writer))
     kind = traits(node.target)
     if kind.moves_view:
         _move_view(state, node, recorded, writer)
     elif written:
         _write_functionally(state, node, written, writer)
+        if PUTS_DATA in node.meta:
+            _note_shared(state, _base_of(state, recorded[0]), recorded[1:2])
     elif kind.viewed is not None:
         _note_view(state, node, recorded[kind.viewed])
     elif node.target is operator.getitem and recorded[0] in state.views:
@@ -198,12 +200,10 @@ def _rewrite(state: Functional, node: fx.Node) -> None:
         _note_shared(state, node, recorded)
 
 
-def _note_shared(state: Functional, node: fx.Node, recorded: Any) -> None:
-    for part in recorded:
-        if isinstance(part, fx.Node):
-            base = _base_of(state, part)
-            state.sharing.setdefault(node, []).append(base)
-            state.sharing.setdefault(base, []).append(node)
+def _note_shared(state: Functional, node: fx.Node, parts: Any) -> None:
+    for base in (_base_of(state, part) for part in parts if isinstance(part, fx.Node)):
+        state.sharing.setdefault(node, []).append(base)
+        state.sharing.setdefault(base, []).append(node)
 
 
 def _base_of(state: Functional, node: fx.Node) -> fx.Node:
@@ -435,8 +435,10 @@ def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWr
 
 def _refuse_shared(state: Functional, base: fx.Node, writing: fx.Node) -> None:
     """Raise where others still read the memory that is written, as a sparse tensor or as its values."""
-    if any(writing < user for other in state.sharing.get(base, ()) for user in other.users):
-        raise _NoForm(writing, "a sparse tensor shares the memory that it writes")
+    for other in state.sharing.get(base, ()):
+        seen = [node for node in (*state.views, *state.same) if _base_of(state, node) is other]
+        if any(writing < user for node in (other, *seen) for user in node.users):
+            raise _NoForm(writing, "another tensor, sparse or with this one as its data, shares the memory")
 
 
 def _laid_out_as(before: fx.Node, value: fx.Node, writer: _NodeWriter) -> fx.Node:

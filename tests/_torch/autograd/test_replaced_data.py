@@ -68,9 +68,29 @@ def of_the_argument(m: Replacing, x: Tensor) -> Tensor:
     return m.linear(x)
 
 
+def of_a_parameter(m: Replacing, x: Tensor) -> Tensor:
+    m.linear.weight.data = m.linear.weight.data.clamp(-0.1, 0.1)
+    return m.linear(x)
+
+
+def of_a_parameter_written_again(m: Replacing, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        m.linear.weight.data = torch.renorm(m.linear.weight, 2, 0, 0.1)
+        m.linear.weight.mul_(2)
+    return m.linear(x) @ m.linear.weight
+
+
+def written_after_it_was_used(m: Replacing, x: Tensor) -> Tensor:
+    """Autograd keeps the tensor itself, and finds the new numbers there."""
+    product = m.linear(x) @ m.linear.weight
+    m.linear.weight.data.mul_(2)
+    return product
+
+
 BODIES = [
     *(average, written_before_and_after, written_through_the_value),
     *(its_own, of_an_activation, of_the_argument),
+    *(of_a_parameter, of_a_parameter_written_again, written_after_it_was_used),
 ]
 
 
@@ -128,14 +148,39 @@ def test_what_a_program_cannot_say_is_refused(body: Any, words: str) -> None:
         whence.capture(Replacing(body), (X.clone(),))
 
 
-def test_what_is_differentiated_is_refused_in_a_forward() -> None:
-    """Autograd would look for the parameter behind its new data; a joint capture knows."""
+def replaced_after_it_was_used(m: Replacing, x: Tensor) -> Tensor:
+    found = m.linear(x)
+    m.linear.weight.data = m.linear.weight.data.clamp(-0.1, 0.1)
+    return found
 
-    def body(m: Replacing, x: Tensor) -> Tensor:
-        m.linear.weight.data = m.linear.weight.data.clamp(-0.1, 0.1)
-        return m.linear(x)
 
-    with pytest.raises(whence.UnsupportedMutation, match="requires a gradient"):
+def shared_with_what_is_written(m: Replacing, x: Tensor) -> Tensor:
+    value = m.linear.weight.detach() * 2
+    m.linear.weight.data = value
+    value.add_(1)
+    return m.linear(x)
+
+
+def shared_with_what_is_looked_into(m: Replacing, x: Tensor) -> Tensor:
+    value = m.linear.weight.detach() * 2
+    row = value[0]
+    m.linear.weight.data = value
+    with torch.no_grad():
+        m.linear.weight.mul_(2)
+    return m.linear(x) * row
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (replaced_after_it_was_used, "it has been used"),
+        (shared_with_what_is_written, "shares the memory"),
+        (shared_with_what_is_looked_into, "shares the memory"),
+    ],
+)
+def test_parameters_are_refused_in_a_forward_where_a_joint_capture_knows(body: Any, words: str) -> None:
+    """What autograd kept, and writes to a memory of two, are there as they are only in a backward."""
+    with pytest.raises(whence.UnsupportedMutation, match=words):
         whence.capture(Replacing(body), (X.clone(),))
     program = whence.capture(Replacing(body), (X.clone(),), backward=torch.sum)
     model = Replacing(body)

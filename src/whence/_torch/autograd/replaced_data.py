@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from whence._torch.record.recorder import Recorder
 
 _FACTS = ("shape", "dtype", "device", "layout")
+PUTS_DATA = "whence_puts_data"
+"""On a node that writes: the tensor lies in the memory of what is written, from then on."""
 
 
 def replace_data(recorder: "Recorder", tensor: Tensor, value: Tensor) -> None:
@@ -30,12 +32,25 @@ def replace_data(recorder: "Recorder", tensor: Tensor, value: Tensor) -> None:
     if (why := _misfit(recorder, tensor, value)) is not None:
         raise data_replaced(why, recorder.listener.model.here())
     recorder.listener.model.distrusted("the model puts other data under a tensor")
+    if tensor.requires_grad and not recorder.is_joint:
+        _write_instead(recorder, tensor, value)
+        return
     if (begins := _placeholder(recorder, tensor)) is not None:
         recorder.adopted.replaced.setdefault(id(tensor), (tensor, begins))
     with torch.no_grad():
         alias = value.detach()
     if not recorder.adopted.stands_for(tensor, alias):
         recorder.tracer.tensor_tracker[tensor] = recorder.tracer.tensor_tracker[alias]
+
+
+def _write_instead(recorder: "Recorder", tensor: Tensor, value: Tensor) -> None:
+    """Write the numbers behind autograd's back, so that gradients arrive at the tensor as before."""
+    before = len(recorder.graph.nodes)
+    with torch.no_grad():
+        tensor.detach().copy_(value.detach())
+    written = next(reversed(recorder.graph.nodes))
+    if len(recorder.graph.nodes) > before and written.target is torch.ops.aten.copy_.default:
+        written.meta[PUTS_DATA] = True
 
 
 def _placeholder(recorder: "Recorder", tensor: Tensor) -> fx.Node | None:
@@ -81,8 +96,8 @@ def _are_alike(held: Tensor, given: Tensor) -> bool:
 
 
 def _misfit(recorder: "Recorder", tensor: Tensor, value: Tensor) -> str | None:
-    if tensor.requires_grad and not recorder.is_joint:
-        return "it requires a gradient, which autograd would look for behind what it had before"
+    if tensor.grad_fn is not None and not recorder.is_joint:
+        return "it has a history, which autograd would look for behind what it had before"
     held, given = recorder.stand_in(tensor), recorder.stand_in(value)
     if not _are_alike(held, given):
         return "the data has another shape, dtype or device, or lies in memory otherwise"

@@ -17,6 +17,7 @@ from whence.hierarchy.run.wrapper_subclasses import attribute_of
 from whence.program import Structure
 from whence.program.arguments.open_sizes import Reading, function_of
 from whence.program.program import FlatProgram
+from whence.program.queries.marks import written_behind_autograd
 from whence.provenance import ModulePath
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ Body = Callable[..., tuple[Any, ...]]
 """Runs a call on its module and flat values."""
 Expression = Callable[..., Any]
 """Computes something from the sizes of a call, in the order in which they are read."""
-Write = tuple[str, int | tuple[str, ...], bool]
-"""A new value, the position or the path of what it replaces, and whether that keeps its shape."""
+Write = tuple[str, int | tuple[str, ...], bool, bool]
+"""A new value, the position or the path of what it replaces, whether that keeps its shape, and whether
+autograd is not to know."""
 
 
 @dataclass(frozen=True)
@@ -83,17 +85,17 @@ class GeneratedCall:
             values[name] = results[at]
         for name, path in self.handed_on:
             values[name] = whole(attribute_of(module, path)).detach().clone()
-        for name, target, keeps_shape in self.writes:
+        for name, target, keeps_shape, is_behind in self.writes:
             is_gone = took is not None and isinstance(target, tuple) and took(target)
             if values[name] is not None and not is_gone:
-                _write_target(module, flat, target, values[name], keeps_shape)
+                _write_target(module, flat, target, values[name], keeps_shape, is_behind)
         return self._returned(module, flat, values)
 
     def _returned(self, module: nn.Module, flat: Sequence[Any], values: dict[str, Any]) -> Any:
         """The result over these values; an input that was written and is returned is itself."""
         for name, path in self.read_after:
             values[name] = whole(attribute_of(module, path))
-        for name, target, _ in self.writes:
+        for name, target, _, _ in self.writes:
             if isinstance(target, int) and not carries_gradient(values[name]):
                 values[name] = flat[target]
         result = self.result.filled(values)
@@ -105,7 +107,9 @@ def carries_gradient(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
-def _write_target(module: nn.Module, flat: Sequence[Any], target: Any, new: Any, keeps_shape: bool) -> None:
+def _write_target(
+    module: nn.Module, flat: Sequence[Any], target: Any, new: Any, keeps_shape: bool, is_behind: bool
+) -> None:
     """Give an argument, or state of the module, its new value; one of another kind takes its place.
 
     An empty region without gradients would be a graph of its own in an export.
@@ -115,6 +119,8 @@ def _write_target(module: nn.Module, flat: Sequence[Any], target: Any, new: Any,
         keeps_shape = held.shape == new.shape and held.dtype == new.dtype
     if not keeps_shape:
         setattr(attribute_of(module, target[:-1]), target[-1], new.detach())
+    elif is_behind:
+        held.data.copy_(new.detach())
     elif carries_gradient(held):
         with torch.no_grad():
             held.copy_(new.detach())
@@ -171,10 +177,11 @@ def _arguments_copied(interface: Interface) -> Iterator[tuple[str, int]]:
 def _written_targets(
     interface: Interface, nodes: Mapping[str, fx.Node], program: FlatProgram
 ) -> Iterator[Write]:
-    holders = program.facts.holders
+    holders, behind = program.facts.holders, written_behind_autograd(program)
     for name, target in interface.writes:
+        holder = holders.get(name, name)
         if isinstance(target, int):
-            yield name, target, True
+            yield name, target, True, holder in behind
             continue
-        held, new = nodes[holders.get(name, name)].meta["val"], nodes[name].meta["val"]
-        yield name, tuple(target), (held.shape, held.dtype) == (new.shape, new.dtype)
+        held, new = nodes[holder].meta["val"], nodes[name].meta["val"]
+        yield name, tuple(target), (held.shape, held.dtype) == (new.shape, new.dtype), holder in behind

@@ -24,9 +24,11 @@ from whence.hierarchy.run.captured import refuse_moved
 from whence.hierarchy.run.gradient_pieces import GradientPieces
 from whence.hierarchy.tree import TAKEN_NAMES
 from whence.program.node_records import origin_of
+from whence.program.queries.marks import written_behind_autograd
 from whence.program.queries.memory_order import gathered, in_memory_order
 from whence.provenance import ModulePath
 from whence.provenance import Source as UserLine
+from whence.rewriting.aliases import owner_of
 from whence.schema import Phase
 
 _LITERALS = (bool, int, str, type(None))
@@ -125,12 +127,13 @@ def write(
         parameters.insert(0, "kept")
         writer.write(f"{_assigned_names(writer, body.kept)} = kept")
         writer.write("kept.clear()")
+    changing = {} if plan.program.has_backward else plan.program.facts.histories
+    copied = changing.keys() - written_behind_autograd(plan.program)
     for name, path in body.reads:
-        changing = not plan.program.has_backward and name in plan.program.facts.histories
         value = attribute("module", path)
         if is_distributed(plan.program.state.get(name)):
             value = f"{writer.callee(whole)}({value})"
-        writer.write(f"{writer.local(name)} = {value}{'.clone()' if changing else ''}")
+        writer.write(f"{writer.local(name)} = {value}{'.clone()' if name in copied else ''}")
         _write_look(writer, name, path)
     last_uses = _last_uses_in_body(plan, phase, body)
     for position, step in enumerate(body.steps):
@@ -164,9 +167,11 @@ def _write_look(writer: _BodyWriter, name: str, path: ModulePath) -> None:
 
 
 def _copy_of_state(writer: _BodyWriter, name: str) -> str:
-    """State that the program writes is kept as a copy: the tensor changes before the backward runs."""
-    local = writer.local(name)
-    return f"{local}.clone()" if name in writer.plan.program.facts.histories else local
+    """State that the program writes is kept as a copy, and so is a view of it: the tensor changes before the
+    backward runs."""
+    local, node = writer.local(name), writer.plan.nodes.get(name)  # what another call keeps is no node
+    is_written = node is not None and owner_of(node).name in writer.plan.program.facts.histories
+    return f"{local}.clone()" if is_written else local
 
 
 def _assigned_names(writer: _BodyWriter, names: tuple[str, ...]) -> str:

@@ -30,6 +30,16 @@ def marked(program: "FlatProgram", mark: Aspect) -> Set[fx.Node]:
     return frozenset(_FOUND[mark](program))
 
 
+def written_behind_autograd(program: "FlatProgram") -> frozenset[str]:
+    """The inputs that are written through `.data` alone: what autograd keeps of one has its newest value."""
+    straight, copies = program.facts.straight_through, torch.ops.aten.copy.default
+    return frozenset(
+        name
+        for name, values in program.facts.histories.items()
+        if all(value in straight and program.node(value).target is copies for value in values)
+    )
+
+
 def is_drawn(node: fx.Node) -> bool:
     """Whether an operation draws random numbers."""
     return node.op == "call_function" and draws(node.target, node.args, dict(node.kwargs))
