@@ -131,6 +131,13 @@ def asked_unheard(fake: object, tensor: Tensor) -> Iterator[tuple[str, Answer]]:
     yield from ((question, asked_of(tensor, question)) for question in asked)
 
 
+def put_after_looking(fake: object) -> Iterator[tuple[str, Any]]:
+    """The attributes that code has set on a fake tensor after it looked for them, with what they are now."""
+    if isinstance(fake, FakeTensor):
+        held = vars(fake)
+        yield from ((name, held[name]) for name in sorted(held.get(MISSED, ())) if name in held)
+
+
 def _tell_apart(kinds: object) -> bool:
     """Whether a parameter is of these classes, and another tensor is not."""
     if isinstance(kinds, tuple):

@@ -401,3 +401,32 @@ def test_a_step_beside_values_that_are_made_when_asked_for() -> None:
     program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
     assert program.check(model, (X,)) == []
     program.bind(model, optimizer)(X)
+
+
+class Marking(nn.Linear):
+    """Counts on its argument how often it has been called with it, and marks it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.seen = True  # type: ignore[attr-defined]
+        x.calls = getattr(x, "calls", 0) + 1  # type: ignore[attr-defined]
+        return super().forward(x) * x.calls  # type: ignore[attr-defined]
+
+
+class Marked(Marking):
+    """Only marks it, and counts on what it computes."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x.seen = True  # type: ignore[attr-defined]
+        return super().forward(x * 2)
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_what_is_kept_on_an_argument_is_state(backward: bool) -> None:
+    """A count that a call leaves on its argument is refused by name, with all of it as it was; a mark that
+    nothing asks for is none."""
+    x = torch.ones(2, 4)
+    with pytest.raises(whence.LostState, match=r"x\.calls"):
+        whence.capture(Marking(4, 4), (x,), backward=backward)
+    model = Marked(4, 4)
+    assert whence.capture(model, (x,), backward=backward).verify(model, (x,)).ok
+    assert not vars(x)

@@ -41,11 +41,12 @@ from whence._torch.observe.hooks import HOOK_KINDS
 from whence._torch.observe.scripted import is_script_object
 from whence._torch.plain_values import PLAIN
 from whence._torch.refusals import object_used, sparse_read
+from whence._torch.tensor_questions import put_after_looking
 from whence.dependence.code import behind, function_in
 from whence.dependence.describe import entries_of
 from whence.dependence.lookup import static_attribute
 from whence.dependence.observed import Change, Left, Observed, Read
-from whence.dependence.snapshots import ATTRIBUTES, CACHED, CONTAINER, Saved
+from whence.dependence.snapshots import ATTRIBUTES, CACHED, CONTAINER, CONTAINERS, Saved, containers_saved
 from whence.errors import Place
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.provenance import ModulePath, Source
@@ -57,6 +58,7 @@ from whence.tracing.reads.reachable import Reachable
 from whence.tracing.reads.type_queries import StandIn
 from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind, refuse_drawn
 from whence.tracing.sandbox.module_snapshot import Lines, ModuleCopy, changes_reported, object_kept
+from whence.tracing.target.placeholders import Prepared
 from whence.tracing.target.subject import StateTensor, Subject, left_out
 
 _ATOMS = (*(*PLAIN, Tensor, type), *(date, time, timedelta, Decimal, Fraction, PurePath, ModuleType))
@@ -91,9 +93,20 @@ def _contents(held: Any) -> Iterator[Any]:
 
 
 def tensor_attributes(state: Iterable[StateTensor]) -> list[Saved]:
-    """What somebody has put on the model's tensors."""
-    rows = ((str(row.paths[0]), row.tensor) for row in state)
-    return [Saved(path, tensor, ATTRIBUTES, dict(own_attributes(tensor))) for path, tensor in rows]
+    """What somebody has put on the model's tensors, with what containers among that hold."""
+    rows = ((str(row.paths[0]), row.tensor, dict(own_attributes(row.tensor))) for row in state)
+    found = [Saved(path, tensor, ATTRIBUTES, held) for path, tensor, held in rows]
+    items = ((f"{row.path}.{name}", value) for row in found for name, value in row.before.items())
+    inside = [(path, value) for path, value in items if isinstance(value, CONTAINERS)]
+    return [*found, *containers_saved(inside, keyed=True)]
+
+
+def changed_arguments(prepared: Prepared) -> Iterator[Change]:
+    """What the run looked for on an argument, and then put there: a call with the same one finds it."""
+    pairs = {id(twin): (twin, given) for twin, given in zip(prepared.leaves, prepared.originals, strict=True)}
+    for twin, given in pairs.values():
+        for name, value in put_after_looking(twin):
+            yield Change(given, name, value)
 
 
 class RestListener(ReadListener, Protocol):
@@ -159,12 +172,16 @@ class Reads:
 
     @contextmanager
     def active(
-        self, values: RunValues, line_of: Callable[[Tensor], str | None], outside: RestListener | None
+        self,
+        prepared: Prepared,
+        values: RunValues,
+        line_of: Callable[[Tensor], str | None],
+        outside: RestListener | None,
     ) -> Iterator[None]:
         """Note reads while the block runs; objects that modules hold are given back as they were.
 
         `outside` is told of all, also of objects that the model does not hold. `values` knows the tensors of
-        the run, and `line_of` which line made one.
+        the run, and `line_of` which line made one. `prepared` is what the call is given.
         """
         self._outside = outside
         self.reachable.step_follows = None if outside is None else outside.began
@@ -174,12 +191,13 @@ class Reads:
         ):
             try:
                 self._follow_hooks()
-                self.reachable.saved += tensor_attributes(self._subject.state)
+                self._follow_attributes(tensor_attributes(self._subject.state))
                 yield
                 self._variables = tuple(self.reachable.variables())
                 refuse_drawn((row for row in self.reachable.saved if row.kind is CACHED), values)
                 put = self._before.put()
-                self._left = replace(self._left_behind(self._before.changes(self._ran), values), put=put)
+                changes = (*self._before.changes(self._ran), *changed_arguments(prepared))
+                self._left = replace(self._left_behind(changes, prepared, values), put=put)
             finally:
                 self._known.clear()
                 self._ran.clear()
@@ -281,8 +299,9 @@ class Reads:
             return read
         return read._replace(value=None, is_held=False)
 
-    def _left_behind(self, changes: Sequence[Change], values: RunValues) -> Left:
-        paths: dict[int, ModulePath] = {}
+    def _left_behind(self, changes: Sequence[Change], prepared: Prepared, values: RunValues) -> Left:
+        rows = zip(prepared.originals, prepared.nodes, strict=True)
+        paths = {id(given): ModulePath((node.name,)) for given, node in rows}
         for path, module in self._modules:
             paths.setdefault(id(module), path)
         paths |= {id(kept.module): kept.path for kept in self.kept}
@@ -295,6 +314,12 @@ class Reads:
             return str(path.child(name)), self._lines.attributes.get((id(row.holder), name))
 
         return left_behind(changes, self.reachable.changed(), named, StandIns(values))
+
+    def _follow_attributes(self, of_tensors: Sequence[Saved]) -> None:
+        self.reachable.saved += of_tensors
+        for row in (row for row in of_tensors if row.kind is ATTRIBUTES):
+            for name, value in row.before.items():
+                self._follow(value, ModulePath((row.path, name)))
 
     def _follow_hooks(self) -> None:
         for path, module in self._modules:

@@ -189,7 +189,7 @@ def listening(
         observed_writes(run.watch),
         observed_checkpoints(session.calls),
         checkpoints_as_in_eager(session.recorder.graph),
-        run.reads.active(values, session.tensors.line_of, outside),
+        run.reads.active(prepared, values, session.tensors.line_of, outside),
         observed_packing(run.watch.packing, partial(session.recorder.listener.model.mode_asked, GRAD)),
         observed_derivatives(lambda what: session.log.add(Lost(what))),
         formulas_refused(lambda: running.phase is Phase.FORWARD, lambda name: formula_decides(name, here())),
