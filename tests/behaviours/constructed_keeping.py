@@ -7,7 +7,7 @@ import itertools
 import math
 import random
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, field, replace
 from types import SimpleNamespace
@@ -45,6 +45,35 @@ def keeping(keep: Keep, optimizer: type[Optimizer] = AdamW, **held: Any) -> Trai
 @step()
 def appends_losses() -> Training:
     return keeping(lambda kept, x, run, _: kept.losses.append(run(x).detach()), losses=[])
+
+
+class Turning(nn.Linear):
+    """Has a dictionary in which it puts an entry last: always the same one, or the first."""
+
+    def __init__(self, name: str | None) -> None:
+        super().__init__(4, 4)
+        self.name, self.scales = name, OrderedDict(low=2.0, high=3.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.scales.move_to_end(self.name or next(iter(self.scales)))
+        return super().forward(x) * self.scales["low"]
+
+
+def turning(name: str | None) -> Training:
+    model = Turning(name)
+    optimizer = AdamW(model.parameters(), lr=0.1)
+    run = plain(model, optimizer)
+    return Training(model, optimizer, lambda x: run(x).detach(), kept=lambda: str(model.scales))
+
+
+@step()
+def moves_an_entry_to_the_end() -> Training:
+    return turning("low")
+
+
+@step(refused=CHANGES)
+def turns_a_dictionary() -> Training:
+    return turning(None)
 
 
 @step()

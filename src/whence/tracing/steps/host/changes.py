@@ -89,6 +89,8 @@ def _host_changes(row: Saved) -> Iterator[HostChange]:
                 yield from _changed(HostPlace(f"{row.path}[{at}]", row.thing, at), then)
         return
     is_named = row.kind in _NAMING or (row.kind is CONTAINER and isinstance(row.thing, dict))
+    if row.kind is CONTAINER and is_named and _is_reordered(row.before, CONTAINER.read(row.thing)):
+        yield HostChange(HostPlace(row.path, row.thing, _CHANGED_AT_ONCE))
     places = {place.key: place for place in places_in(row)}
     if is_named:
         spelling = "{}[{!r}]" if row.kind is CONTAINER else "{}.{}"
@@ -98,6 +100,13 @@ def _host_changes(row: Saved) -> Iterator[HostChange]:
         yield from _changed(place, row.before.get(key, NOTHING) if is_named else row.before)
     for name in () if places else row.changed_names():
         yield HostChange(HostPlace(name, row.thing, _CHANGED_AT_ONCE))
+
+
+def _is_reordered(before: Iterable[Any], now: Iterable[Any]) -> bool:
+    """Whether what stays in a dictionary has another order there, or no longer comes first."""
+    at = {key: position for position, key in enumerate(now)}
+    staying = [at[key] for key in before if key in at]
+    return staying != list(range(len(staying)))
 
 
 def _changed(place: HostPlace, before: Any) -> Iterator[HostChange]:
