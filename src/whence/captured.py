@@ -388,10 +388,8 @@ def _of_any_step(run: Callable[[], tuple[FlatProgram, Observed]], taking: Any, *
             raise
         first = error
     try:
-        with taking(instead=None if is_here else first) as made:
-            program = _traced(run, made)
-        if any(tensor is held for tensor in program.state.values() for held in made):
-            raise first
+        with taking(instead=None if is_here else first) as taken:
+            program: Program = taken.given_back(_traced(run, taken.made), first)
     except WhenceError as later:
         raise (first if not isinstance(later, CaptureError) or later.of_first_step else later) from None
     finally:

@@ -220,3 +220,54 @@ def test_a_constant_that_later_steps_advance() -> None:
     (losses, greatest, ours), (expected, theirs, eager) = runs
     assert (losses, greatest) == (expected, theirs)
     assert differing(ours, eager) == []
+
+
+class MakesItsMask(nn.Linear):
+    """Makes a buffer anew in each call, of what it held or not, and in one of two ways."""
+
+    mask: Tensor
+
+    def __init__(self, *, registers: bool, grows: bool = False) -> None:
+        super().__init__(4, 2)
+        self.registers, self.grows = registers, grows
+        self.register_buffer("mask", torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = self.mask if not self.grows else torch.ones(6, 2)
+        mask = held * 0.5 + x.sum(1, keepdim=True)[:2, 0] if not self.grows else held
+        if self.registers:
+            self.register_buffer("mask", mask)
+        else:
+            self.mask = mask
+        return super().forward(x) * self.mask
+
+
+def masked(**options: Any) -> tuple[Step, dict[str, Any]]:
+    torch.manual_seed(0)
+    model = MakesItsMask(**options)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return zero_first(model, optimizer), {"model": model, "optimizer": optimizer}
+
+
+@pytest.mark.parametrize("registers", [False, True])
+def test_a_buffer_that_each_call_makes_anew(registers: bool) -> None:
+    """It is the model's own whose numbers the program takes, and not the one that the first step made."""
+    (step, held), (eager, other) = masked(registers=registers), masked(registers=registers)
+    program = whence.capture_step(step, (batch(),), **held)
+    assert program.step is not None
+    assert program.step.second
+    assert program.state["b_mask"] is held["model"].mask
+    assert program.verify(held["model"], (batch(),)).ok
+    run = program.bind(**held)
+    for scale in (1.0, 0.5, 2.0):
+        assert torch.equal(run(batch() * scale), eager(batch() * scale))
+        assert differing(state(held["model"]), state(other["model"])) == []
+
+
+def test_a_buffer_of_another_shape_takes_a_step_before() -> None:
+    """A program of the later ones would not fit the model that it is of."""
+    step, held = masked(registers=False, grows=True)
+    with pytest.raises(whence.UnsupportedStep, match="take a step with the optimizer before"):
+        whence.capture_step(step, (batch(),), **held)
+    step(batch())
+    assert whence.capture_step(step, (batch(),), **held).verify(held["model"], (batch(),)).ok

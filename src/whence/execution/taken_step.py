@@ -4,20 +4,52 @@ Some steps begin with another program than they go on with: momentum that is the
 the first batch makes. Whoever wants the program of all others takes one before, and gives everything back.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from whence._torch.observe.training_steps import as_one_optimizer
 from whence.dependence.asking import Failed, attempt
+from whence.dependence.tensor_facts import facts_of
 from whence.execution.running import same_start, take
 from whence.execution.verify_step import optimizer_kept
+from whence.program import FlatProgram
+from whence.program.arguments.variants import with_variants
+from whence.schema import InputKind
 from whence.tracing.steps.enclosed_state import Enclosed, enclosed_by, without_tuples
 from whence.tracing.steps.optimizer import optimizing
-from whence.tracing.target.subject import Subject, loose_tensors, step_subject
+from whence.tracing.target.subject import Subject, loose_tensors, step_subject, tensors_by_name
+
+P = TypeVar("P", bound=FlatProgram)
+
+
+@dataclass(frozen=True)
+class TakenStep:
+    """What a first step `made` around itself, where the model had tensors of these names `before` it."""
+
+    made: list[Tensor]
+    before: Mapping[str, Tensor]
+
+    def given_back(self, program: P, first: Exception) -> P:
+        """A program of later steps over the buffers of before; raises `first` where it is over other tensors
+        that the step has made, which another first step would make anew."""
+        return with_variants(program, lambda each: self._given_back(each, first))
+
+    def _given_back(self, program: P, first: Exception) -> P:
+        ours = set(map(id, self.made))
+        rows = program.signature.inputs_of(InputKind.BUFFER)
+        buffers = {row.name: self.before.get(row.path) for row in rows}
+        state = dict(program.state)
+        for name in (name for name, tensor in program.state.items() if id(tensor) in ours):
+            then = buffers.get(name)
+            if then is None or facts_of(then) != facts_of(state[name]):
+                raise first
+            state[name] = then
+        return program.with_changes(state=state)
 
 
 @contextmanager
@@ -27,14 +59,13 @@ def step_taken(
     model: object,
     optimizer: object,
     instead: Exception | None = None,
-) -> Iterator[list[Tensor]]:
+) -> Iterator[TakenStep]:
     """The step has run once on copies of these inputs while the block runs; all is as before afterwards.
 
-    A step for another device may not run here, and what is raised `instead` of its own error says so. Gives
-    the tensors that it has put around itself: those of the next first step are others.
+    A step for another device may not run here, and what is raised `instead` of its own error says so.
     """
     subject = step_subject(step, model)
-    enclosed = enclosed_by(step)
+    enclosed, named = enclosed_by(step), tensors_by_name(subject)
     before = _reachable_tensors(enclosed, subject)
     found = optimizing(subject, as_one_optimizer(optimizer))
     with same_start(subject, inputs, [*before.values()]) as given, optimizer_kept(found):
@@ -44,7 +75,7 @@ def step_taken(
             if isinstance(taken, Failed):
                 raise instead or taken.error
             now = _reachable_tensors(enclosed_by(step), step_subject(step, model))
-            yield [tensor for key, tensor in now.items() if key not in before]
+            yield TakenStep([tensor for key, tensor in now.items() if key not in before], named)
         finally:
             del taken, instead  # or what is raised would hold this frame, which holds it
             enclosed.restore()
