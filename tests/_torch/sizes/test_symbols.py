@@ -116,6 +116,19 @@ def test_a_fake_tensor_is_laid_out_as_the_example() -> None:
     assert [spelled(stride) for stride in fake.stride()] == ["1", "n"]
 
 
+@pytest.mark.canary("torch._C._set_conj", "torch._C._set_neg")
+def test_a_fake_tensor_stands_for_a_conjugate_as_the_example() -> None:
+    """Or for a negative; it is no view of another."""
+    mode = mode_for_sizes(vary=True)
+    assert isinstance(mode.shape_env, SizeEnvironment)
+    size = mode.shape_env.base("n", 3, 0, None)
+    plain = torch.zeros(3, 4, dtype=torch.complex64)
+    for example in (plain, plain.conj(), torch._neg_view(plain), torch._neg_view(plain.conj())):
+        fake = sized_like(mode, example, [size, 4])
+        assert (fake.is_conj(), fake.is_neg()) == (example.is_conj(), example.is_neg())
+        assert not fake._is_view()
+
+
 @pytest.mark.canary(
     "torch.fx.experimental.symbolic_shapes.DimDynamic.DYNAMIC",
     "torch.fx.experimental.symbolic_shapes.StrictMinMaxConstraint",

@@ -1,6 +1,7 @@
 """What the model asks of tensors that it is given is checked in calls."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -169,3 +170,32 @@ def test_arguments_that_are_laid_out(name: str) -> None:
     assert {*convention.paths} - convention.any_layout == {f"args[{'xy'.index(each)}]" for each in expected}
     joint = whence.capture(model, (X.clone().requires_grad_(), X), backward=True)
     assert joint.convention.any_layout == frozenset()
+
+
+class LooksIntoMemory(nn.Module):
+    """Looks at a complex argument by its strides, and at a half of each number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(2, 4, dtype=torch.complex64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.as_strided((2, 4), (1, 3)) * self.weight * x.imag.sum()
+
+
+def of_loss(result: Tensor) -> Tensor:
+    return (result * torch.arange(8.0).reshape(2, 4)).abs().pow(1.5).sum()
+
+
+@pytest.mark.parametrize("sizes", [None, {"x": {0: torch.export.Dim.AUTO}}], ids=["numbers", "open"])
+@pytest.mark.parametrize("backward", [False, True, of_loss], ids=["forward", "joint", "loss"])
+def test_an_argument_may_stand_for_the_conjugate_of_what_lies_in_memory(sizes: Any, backward: Any) -> None:
+    """Its gradient, and that of what it meets, are eager's; one that stands for itself is another."""
+    torch.manual_seed(0)
+    model, kept = LooksIntoMemory(), torch.randn(4, 3, dtype=torch.complex64).t()
+    example = kept.conj().requires_grad_()
+    program = whence.capture(model, (example,), backward=backward, dynamic_shapes=sizes)
+    result = program.verify(model, (example,))
+    assert result.ok, str(result)
+    with pytest.raises(whence.CallError, match=r"is_conj was True at capture"):
+        program.module()(kept.clone().requires_grad_())

@@ -211,10 +211,14 @@ class UnknownAtHand(LookupError):
 
 
 def sized_like(mode: FakeTensorMode, tensor: Tensor, sizes: Sequence[Any]) -> Tensor:
-    """A fake leaf with the sizes given, some of which are symbols, laid out as `tensor` is."""
+    """A fake leaf with the sizes given, some of which are symbols, laid out as `tensor` is, and standing for
+    the conjugate or the negative of what lies there where that does."""
     strides = _strides(tensor, sizes)
     with torch._C.DisableTorchFunction():
-        return fake_like(mode, tensor, sizes, strides).requires_grad_(tensor.requires_grad)
+        made = fake_like(mode, tensor, sizes, strides)
+        torch._C._set_conj(made, tensor.is_conj())
+        torch._C._set_neg(made, tensor.is_neg())
+        return made.requires_grad_(tensor.requires_grad)
 
 
 def _strides(tensor: Tensor, sizes: Sequence[Any]) -> tuple[Any, ...]:

@@ -22,9 +22,9 @@ NAMES = {
         _get_mkldnn_enabled _get_sdp_priority_order _get_torch_function_state
         _group_tensors_by_device_and_dtype _is_any_autocast_enabled
         _is_fwd_grad_enabled _len_torch_dispatch_stack _len_torch_function_stack
-        _meta_in_tls_dispatch_include _only_lift_cpu_tensors _set_grad_enabled
+        _meta_in_tls_dispatch_include _only_lift_cpu_tensors _set_conj _set_grad_enabled
         _set_fwd_grad_enabled _set_meta_in_tls_dispatch_include
-        _set_mkldnn_enabled _set_only_lift_cpu_tensors _set_sdp_priority_order _set_sdp_use_cudnn
+        _set_mkldnn_enabled _set_neg _set_only_lift_cpu_tensors _set_sdp_priority_order _set_sdp_use_cudnn
         _set_sdp_use_flash _set_sdp_use_math _set_sdp_use_mem_efficient _set_throw_on_mutable_data_ptr
         _set_torch_function_state _set_warn_deprecated_on_mutable_data_ptr
         _swap_tensor_impl

@@ -89,7 +89,7 @@ def _asked_unheard(prepared: Prepared, graph: fx.Graph) -> Iterator[InputQuery]:
     views = any(node.target in _OF_MEMORY for node in graph.nodes)
     for position, (leaf, original) in enumerate(zip(prepared.leaves, prepared.originals, strict=True)):
         yield from (InputQuery(position, *asked, "", None) for asked in asked_unheard(leaf, original))
-        if views and isinstance(original, Tensor) and original.is_complex():
+        if isinstance(original, Tensor) and original.is_complex() and (views or original.is_conj()):
             yield InputQuery(position, "is_conj", original.is_conj(), "", None)
 
 
