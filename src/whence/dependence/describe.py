@@ -117,6 +117,10 @@ class Describer:
             found = replace(found, attributes=own)
         return found.as_one() if is_managed else found
 
+    def numbers_of(self, tensors: Container[int]) -> frozenset[int]:
+        """The numbers of those of these tensors, by identity, that it has described."""
+        return frozenset(number for key, number in self._tensors.items() if key in tensors)
+
     def _attributes(self, thing: Tensor | types.FunctionType) -> tuple[tuple[str, Expectation], ...]:
         """What somebody has put on a tensor or a function, of what code spells."""
         held = vars(thing)

@@ -56,11 +56,13 @@ class Walk:
     and objects by identity, each with its number, `written` such containers by number: where code writes into
     containers, or compares who they are, it `tells_apart` what holds the same. `waiting` are objects whose
     own attributes are to be checked, and where they were met: `at` is what is being looked at.
+    Tensors with numbers in `any_layout` may lie otherwise in memory.
     """
 
     same_model: bool
     at: str = ""
     spelled: frozenset[str] = frozenset()
+    any_layout: frozenset[int] = frozenset()
     holders: dict[int, Any] = field(default_factory=dict)
     tensors: dict[int, Tensor] = field(default_factory=dict)
     numbers: dict[int, int] = field(default_factory=dict)
@@ -128,7 +130,8 @@ def tensor_difference(expected: ExpectedTensor, value: Any, walk: Walk) -> str |
     if not isinstance(value, Tensor):
         return _found_in_words(value)
     found = expected_tensor(value, expected.number)
-    if expected.facts.strides is None or _same_strides(expected, found) or _is_copied(expected, found):
+    is_free = expected.facts.strides is None or expected.number in walk.any_layout
+    if is_free or _same_strides(expected, found) or _is_copied(expected, found):
         found = found.with_strides(expected.facts.strides)
     if _is_managed(expected):
         found = found.as_one()

@@ -29,6 +29,7 @@ from whence.program.guards.expectations import (
 )
 from whence.program.guards.guards import Guards
 from whence.program.guards.rows import Guard, Holder
+from whence.program.queries.memory_order import in_any_layout
 from whence.provenance import ModulePath, Source
 from whence.schema import GuardKind
 
@@ -193,6 +194,7 @@ def guards_of(program: FlatProgram, observed: Observed, made: Sequence[Tensor] =
         changes=_names_changed(things, observed),
         variables=tuple(found for found, _ in observed.variables),
         spelled=observed.spelled,
+        any_layout=builder.describer.numbers_of(_tensors_in_any_layout(program)),
     )
 
 
@@ -207,6 +209,12 @@ def _tensors_laid_out(program: FlatProgram) -> set[int]:
     looks = program.convention.reads_memory
     strided = {row.name for row in program.signature.state if looks or row.layout_read}
     return {id(held) for name, held in program.state.items() if looks or name in strided}
+
+
+def _tensors_in_any_layout(program: FlatProgram) -> set[int]:
+    """The tensors that the program takes as they lie."""
+    free = in_any_layout(program)
+    return {id(held) for name, held in program.state.items() if name in free}
 
 
 def _registered_tensors(observed: Observed) -> set[int]:

@@ -67,7 +67,7 @@ def _checked_plan(
     roots = roots if plan.callables else (call,)
     captured = None if plan.guards.of is None else plan.guards.of.target()
     is_captured = bool(roots) and _module_inside(roots[0], Walk(same_model=False)) is captured
-    walk = Walk(same_model=is_captured, spelled=plan.guards.spelled)
+    walk = Walk(same_model=is_captured, spelled=plan.guards.spelled, any_layout=plan.guards.any_layout)
     violations: list[Violation] = []
     known = None if memory is None or memory.last is None else memory.last.again(plan, roots, walk)
     if known is not None:

@@ -107,6 +107,7 @@ def _copy_of_walk(walk: Walk, waiting: Sequence[Met]) -> Walk:
     return Walk(
         same_model=walk.same_model,
         spelled=walk.spelled,
+        any_layout=walk.any_layout,
         holders=dict(walk.holders),
         tensors=dict(walk.tensors),
         numbers=dict(walk.numbers),

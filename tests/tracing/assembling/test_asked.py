@@ -199,3 +199,50 @@ def test_an_argument_may_stand_for_the_conjugate_of_what_lies_in_memory(sizes: A
     assert result.ok, str(result)
     with pytest.raises(whence.CallError, match=r"is_conj was True at capture"):
         program.module()(kept.clone().requires_grad_())
+
+
+class Weighing(nn.Module):
+    """Convolves several times with weights of their own, and does something else with them."""
+
+    def __init__(self, what: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(WeighingLayer(what) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Any:
+        return [layer(x) for layer in self.layers]
+
+
+class WeighingLayer(nn.Conv2d):
+    def __init__(self, what: Callable[[Tensor], Any]) -> None:
+        super().__init__(4, 4, 3)
+        self.what = what
+
+    def forward(self, x: Tensor) -> Any:
+        return super().forward(x), self.what(self.weight)
+
+
+WEIGHED: dict[str, tuple[Callable[[Tensor], Any], int]] = {
+    "no more": (lambda _: 0, 0),
+    "flattened": (lambda weight: weight.flatten(1).sum(1), 0),
+    "asked": (lambda weight: weight.sum() if weight.is_contiguous() else weight.sum() * 2, 3),
+    "made contiguous": (lambda weight: weight.contiguous() * 2, 3),
+    "looked into": (lambda weight: weight.as_strided((2, 2), (1, 1)) * 2, 3),
+}
+
+
+@pytest.mark.parametrize("row", WEIGHED)
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "joint"])
+def test_parameters_may_lie_otherwise_where_nothing_was_decided_by_it(row: str, backward: bool) -> None:
+    """A forward program of them is eager's then, bound too; a pass has decided, and so has a joint one."""
+    what, count = WEIGHED[row]
+    model, x = Weighing(what), torch.randn(2, 4, 6, 6)
+    program = whence.capture(model, (x,), backward=backward)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    assert len(program.check(model, (x,))) == (3 if backward else count)
+    assert len(program.decompose().check(model, (x,))) == 3
+    if not (backward or count):
+        expected = torch.utils._pytree.tree_leaves(model(x))
+        for run in (program.module(), program.unflatten(), program.bind(model)):
+            found = torch.utils._pytree.tree_leaves(run(x))
+            tensors = [pair for pair in zip(found, expected, strict=True) if isinstance(pair[0], Tensor)]
+            assert all(torch.equal(*pair) and pair[0].stride() == pair[1].stride() for pair in tensors)

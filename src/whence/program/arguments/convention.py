@@ -54,13 +54,14 @@ class Convention:
 
     `parameters` is the Python signature of the callable where it has one. `leaves` are fake tensors or
     constants, in flat order; `paths` their spelled accesses. `same` pairs leaves that were one tensor.
-    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`). `any_layout`
-    are the paths of those that it takes as they lie (others are laid out as at capture), `layouts` of those
-    whose strides the model asked for, `facts` what else it asked of which, and `questions` what the arguments
-    themselves answered. `sizes` says which sizes may vary, and how far; None where all are those of the
-    capture. Of an exported program `limits` are the smallest and largest value of every size that it left
-    open, by its symbol, and `adapter` makes the leaves of another structure fit. `returned` are containers
-    that the callable changes and gives back: where each is in the arguments, and where in the result.
+    `reads_memory` is true where the program looks at tensors by their strides (`as_strided`).
+    `any_layout` are the paths of those, and of state, that it takes as they lie (others are laid out as
+    at capture), `layouts` of those whose strides the model asked for, `facts` what else it asked of
+    which, and `questions` what the arguments themselves answered. `sizes` says which sizes may vary, and
+    how far; None where all are those of the capture. Of an exported program `limits` are the smallest and
+    largest value of every size that it left open, by its symbol, and `adapter` makes the leaves of
+    another structure fit. `returned` are containers that the callable changes and gives back: where each
+    is in the arguments, and where in the result.
     """
 
     spec: TreeSpec

@@ -44,6 +44,7 @@ class Guards(Sequence[Guard], OpensInNotebook, AsJSON):
     attributes that the model reads and then writes when it runs, which a program does not write; plain values
     that every run puts in such places, `leaves`, a bound one does. `variables` are where the guards of that
     kind look, in their order. `spelled` are names of attributes that code may find on tensors and functions.
+    Tensors with numbers in `any_layout` may lie in memory as they like.
     `said` is what the file said of them that they were read from.
     """
 
@@ -56,6 +57,7 @@ class Guards(Sequence[Guard], OpensInNotebook, AsJSON):
     variables: tuple[Outside, ...] = ()
     leaves: tuple[HostEffect, ...] = ()
     spelled: frozenset[str] = frozenset()
+    any_layout: frozenset[int] = frozenset()
     said: Said | None = None
 
     @cached_property
@@ -71,6 +73,12 @@ class Guards(Sequence[Guard], OpensInNotebook, AsJSON):
         row = Guard(GuardKind.MODE, name, ExpectedConstant(read()), reason, name)
         settled = None if self.settled is None else self.settled.in_mode_of_now(name)
         return replace(self, rows=(*self.rows, row), settled=settled)
+
+    def laid_out(self) -> "Guards":
+        """The same for a program that takes no tensor as it lies."""
+        settled = None if self.settled is None else self.settled.laid_out()
+        free = self.any_layout or settled is not self.settled
+        return replace(self, any_layout=frozenset(), settled=settled) if free else self
 
     def __len__(self) -> int:
         return len(self.rows)

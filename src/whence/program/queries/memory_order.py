@@ -18,6 +18,7 @@ from whence.schema import InputKind, Phase
 if TYPE_CHECKING:
     from whence.program.program import FlatProgram
 
+_TAKEN = (InputKind.USER, InputKind.PARAMETER, InputKind.BUFFER)
 Order = tuple[int, ...]
 """Dimensions, the one of the largest steps in memory first."""
 
@@ -25,7 +26,7 @@ Order = tuple[int, ...]
 def in_any_layout(program: "FlatProgram") -> frozenset[str]:
     """The inputs that a program takes as they lie, by name."""
     free = program.convention.any_layout
-    return frozenset(row.name for row in program.signature.inputs_of(InputKind.USER) if row.path in free)
+    return frozenset(row.name for row in program.signature.inputs_of(*_TAKEN) if row.path in free)
 
 
 def gathered(node: fx.Node) -> Iterator[tuple[int, Order]]:

@@ -61,6 +61,7 @@ def carried(program: P, old: WorkingCopy, now: After, module: fx.GraphModule, so
         signature=replace(program.signature, outputs=outputs),
         calls=calls,
         convention=replace(program.convention, reads_memory=reads, any_layout=frozenset()),
+        guards=program.guards.laid_out(),
         result=_carried_result(program, outputs),
         circumstances=replace(program.circumstances, replay=replace(program.replay, known=None)),
     )

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.operators.schemas import traits
+from whence._torch.operators.schemas import reads_memory, traits
 from whence._torch.tensor_questions import asked_unheard
 from whence.program import InputQuery
 from whence.program.queries.marks import leading_to
@@ -50,18 +50,21 @@ def asked_of_inputs(
             yield from ((name, TensorFact.REQUIRES_GRAD) for name in _with_history(node, stopped, given))
 
 
-def free_of_layout(recorded: Recorded, functional: Functional) -> set[str]:
+def free_of_layout(recorded: Recorded, functional: Functional, read: Set[str]) -> set[str]:
     """The inputs that a program may take in whatever layout: composites and kernels ask for it in every run.
 
     Others lead to a value that the model makes contiguous, and that was so at capture. What is below autograd
-    has been decided by the layouts of the capture.
+    has been decided by the layouts of the capture. State whose strides the model has `read`, or that lies
+    where it looks into memory, is none of them; arguments are asked in every call.
     """
     log, recorder = recorded.session.log, recorded.session.recorder
     is_decided = recorded.backward.roots or log.apart - _NORMS or not recorder.keeps_composites
     if is_decided or None in log.contiguous:
         return set()
     found = leading_to(functional.value_of(node) for node in log.contiguous if node is not None)
-    return {node.name for node in recorded.prepared.nodes if node not in found}
+    looks = any(node.op == "call_function" and reads_memory(node.target) for node in recorder.graph.nodes)
+    state = () if looks else [node for _, node in recorded.prepared.state if node.name not in read]
+    return {node.name for node in (*recorded.prepared.nodes, *state) if node not in found}
 
 
 def as_given(node: fx.Node, given: Any) -> Any:

@@ -124,7 +124,7 @@ def assemble(
         graph_module=graph_module(nested, graph, subject.name),
         signature=signature,
         calls=replace(_call_rows(recorded, names), entry=int(subject.is_module), preserved=preserved),
-        convention=_convention(subject, example, recorded, asked, free_of_layout(recorded, functional)),
+        convention=_convention(subject, example, recorded, asked, functional),
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded, signature.wholes)),
         state=_state(recorded, graph, signature.wholes),
@@ -179,9 +179,15 @@ def _turned_off(recorded: Recorded, functional: Functional) -> frozenset[str]:
 
 
 def _convention(
-    subject: Subject, example: Example, recorded: Recorded, asked: Set[tuple[str, TensorFact]], free: Set[str]
+    subject: Subject,
+    example: Example,
+    recorded: Recorded,
+    asked: Set[tuple[str, TensorFact]],
+    functional: Functional,
 ) -> Convention:
     paths = {node.name: path for path, node in zip(example.paths, recorded.prepared.nodes, strict=True)}
+    state = {node.name: str(row.paths[0]) for row, node in recorded.prepared.state}
+    free = free_of_layout(recorded, functional, {name for name, fact in asked if fact is TensorFact.STRIDES})
     log, graph = recorded.session.log, recorded.session.recorder.graph
     leaves = tuple(map(as_given, recorded.prepared.nodes, example.leaves))
     turned = {
@@ -197,7 +203,7 @@ def _convention(
         parameters=subject.parameters,
         same=tied_positions(example.leaves),
         reads_memory=any(map(reads_memory, _targets(graph))),
-        any_layout=frozenset(paths[name] for name in free),
+        any_layout=frozenset((paths | state)[name] for name in free),
         layouts=frozenset(path for path, fact in facts if fact is TensorFact.STRIDES),
         returned=recorded.returned,
         facts=tuple(row for row in facts if row[1] is not TensorFact.STRIDES),

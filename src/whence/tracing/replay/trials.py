@@ -116,6 +116,7 @@ class Trials:
             noted=frozenset(i for i, (node, _) in enumerate(border.inputs) if node in log.keys),
             recorded=tuple(inside),
             asked=slice(start.asked, len(log.asked)),
+            contiguous=slice(start.contiguous, len(log.contiguous)),
             caller=trial.caller,
             reads=tuple(read for read, _ in trial.seen.reads.values()),
         )

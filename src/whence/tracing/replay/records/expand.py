@@ -19,7 +19,7 @@ from whence.provenance.places import PROGRAM
 from whence.rewriting.functionalize import Functional
 from whence.schema import Phase
 from whence.tracing.attribution.gradient_edges import GradientSums
-from whence.tracing.log.events import Gave, TensorAsked, Took
+from whence.tracing.log.events import Gave, MadeContiguous, TensorAsked, Took
 from whence.tracing.log.log import Log
 from whence.tracing.objections import Doubt
 from whence.tracing.replay.records.links import Link, Links, adjoints_of, links_of, settled
@@ -191,6 +191,9 @@ class _Expansion:
         for asked in self._log.asked[template.asked]:
             if (value := written.get(value_of(asked.node))) is not None:
                 self._log.add(TensorAsked(value, asked.fact))
+        for node in filter(None, self._log.contiguous[template.contiguous]):
+            if (value := written.get(value_of(node))) is not None:
+                self._log.add(MadeContiguous(value))
         recorded = [*map(value_of, template.keys), *self._inside.get(template, ())]
         exchanged = [written[node] for node in recorded if node in written]
         self.exchanged += exchanged

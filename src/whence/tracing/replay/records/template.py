@@ -26,7 +26,7 @@ class Template:
     numbers of its call and of the calls inside it. `names` and `functions` say how many names of each base,
     and calls of each torch function, it used; `keys` where the gradients of values that modules exchanged
     are collected, `noted` at which inputs that was known; `asked` which questions to tensors are
-    its own.
+    its own, `contiguous` which values it made so that were so already.
     """
 
     conditions: Conditions
@@ -41,6 +41,7 @@ class Template:
     noted: frozenset[int]
     recorded: tuple[fx.Node, ...]
     asked: slice
+    contiguous: slice
     caller: Source | None
     reads: tuple[Read, ...]
     rehearsals: dict[tuple[AllFacts | None, ...], "Rehearsal"] = field(default_factory=dict)

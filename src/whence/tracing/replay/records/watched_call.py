@@ -112,6 +112,7 @@ class Start:
     begin: fx.Node
     position: int
     asked: int
+    contiguous: int
     moment: int
     names: NameCounts
     called: Counts
@@ -124,6 +125,7 @@ class Start:
             begin=begin,
             position=len(recording.log.order),
             asked=len(recording.log.asked),
+            contiguous=len(recording.log.contiguous),
             moment=next_sequence_number(),
             names=NameCounts.now(recording.recorder.graph),
             called=dict(recording.recorder.calls_of_functions()),
