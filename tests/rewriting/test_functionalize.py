@@ -1,10 +1,12 @@
 """What a write in place computes is what its functional form computes, to the last bit."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 
 import whence
 
@@ -107,3 +109,31 @@ def test_statistics_of_quantised_values(by_channel: bool) -> None:
     result.sum().backward()
     assert y.grad is not None and z.grad is not None and torch.equal(y.grad, z.grad)
     assert all(torch.equal(now, eager.get_buffer(name)) for name, now in tree.named_buffers())
+
+
+class Columns(nn.Module):
+    """Writes the columns of as many rows as a mask selects."""
+
+    def __init__(self, *, draws: bool) -> None:
+        super().__init__()
+        self.draws = draws
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x[(x > -1).all(1)]
+        wide = x.new_zeros(rows.shape[0], 3)
+        wide[..., 0] = rows.sum(1)
+        if self.draws:
+            wide[..., 1].bernoulli_(0.5)
+        return wide.sum(0)
+
+
+@pytest.mark.parametrize("draws", [False, True], ids=["copied", "drawn"])
+@pytest.mark.parametrize("backward", [False, torch.sum], ids=["forward", "joint"])
+def test_columns_of_rows_that_a_mask_selects(draws: bool, backward: Any) -> None:
+    """Whether a column is contiguous depends on how many rows there are, and is not asked."""
+    model, x = Columns(draws=draws), torch.linspace(-2, 2, 24).view(6, 4).requires_grad_()
+    shapes = ({0: Dim.AUTO},)
+    program = whence.capture(model, (x,), dynamic_shapes=shapes, backward=backward)
+    for held in (x, torch.linspace(-3, 3, 36).view(9, 4).requires_grad_()):
+        result = program.verify(model, (held,))
+        assert result.ok, str(result)

@@ -32,7 +32,7 @@ from whence._torch.operators.views import written_into
 from whence._torch.pytrees import tree_map_only
 from whence._torch.record.annotations import CUSTOM
 from whence._torch.sizes.nodes import SizeNodes
-from whence._torch.sizes.symbols import SYMBOLIC
+from whence._torch.sizes.symbols import SYMBOLIC, is_surely_contiguous
 from whence.errors import Fault, UnsupportedMutation
 from whence.program.node_records import origin_of, place_of, set_origin
 from whence.rewriting.layouts import have_one_layout
@@ -327,7 +327,8 @@ def _computed(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Node:
     if twin is aten.copy.default:
         return _cloned_as_target(node, writer)
     tensor = node.args[0]
-    if twin is aten.bernoulli.p and isinstance(tensor, fx.Node) and not tensor.meta["val"].is_contiguous():
+    is_contiguous = not isinstance(tensor, fx.Node) or is_surely_contiguous(tensor.meta["val"])
+    if twin is aten.bernoulli.p and not is_contiguous:
         return _drawn_in_memory_order(twin, node, writer)
     if rounds_in_place(twin, _tensors_of(node)):
         return _multiplied_in_half(twin, node, writer)
@@ -377,7 +378,7 @@ def _cloned_as_target(node: fx.Node, writer: _NodeWriter) -> fx.Node:
     """`aten.copy` has no derivative; a clone in the shape, dtype and layout of the target has."""
     target, source = node.args[:2]
     value = _as_before(source, target, writer)  # type: ignore[arg-type]
-    if target.meta["val"].is_contiguous():  # type: ignore[union-attr]
+    if is_surely_contiguous(target.meta["val"]):  # type: ignore[union-attr]
         return writer(aten.clone.default, value, memory_format=torch.contiguous_format)
     is_whole = said_of(target.target).view is None  # type: ignore[union-attr]
     if is_whole and origin_of(node).phase is Phase.BACKWARD:  # gradients arrive in any layout

@@ -33,6 +33,7 @@ __all__ = [
     "environment_of",
     "expression",
     "has_open_sizes",
+    "is_surely_contiguous",
     "is_symbolic",
     "leave_bookkeeping_undecided",
     "mode_for_sizes",
@@ -189,6 +190,13 @@ def can_view(shape: Sequence[Any], strides: Sequence[Any], wanted: Sequence[Any]
     Sizes may be such expressions: None where it is not the same for all of two and more.
     """
     return _expressions().can_view(shape, strides, wanted)  # type: ignore[no-any-return]
+
+
+def is_surely_contiguous(tensor: Tensor) -> bool:
+    """Whether a tensor is contiguous whatever its open sizes are; nothing is decided by those."""
+    if not has_open_sizes(tensor):
+        return tensor.is_contiguous()
+    return can_view(open_shape(tensor), tuple(map(open_number, tensor.stride())), None) is True
 
 
 def spelled_sum(terms: Mapping[Any, int]) -> str:
