@@ -256,6 +256,39 @@ def test_guards_ask_for_a_model(tmp_path: Path) -> None:
             use(through_file(program("forward"), tmp_path))
 
 
+class Paired(nn.Module):
+    """Holds two tensors in one thing, and reads one of them."""
+
+    def __init__(self, hold: Callable[[Tensor, Tensor], Any]) -> None:
+        super().__init__()
+        self.held = hold(torch.tensor(2.0), torch.tensor(3.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *_ = self.held
+        return x * (self.held[first] if isinstance(first, str) else first)
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda *both: both,
+        lambda *both: [*both],
+        namedtuple("Both", "read other"),
+        lambda a, b: {"a": a, "b": b},
+    ],
+    ids=["tuple", "list", "named", "dictionary"],
+)
+def test_tensors_that_are_not_read_may_be_any(hold: Callable[[Tensor, Tensor], Any], tmp_path: Path) -> None:
+    """The file does not have them; the one beside it, which the program reads, has to be the same."""
+    model = Paired(hold)
+    whence.capture(model, (X,)).save(tmp_path / "p.whence")
+    again = whence.load(tmp_path / "p.whence", model=model)
+    assert again.check(model, (X,)) == []
+    assert again.check(Paired(hold), (X,)) == []
+    model.held = hold(torch.tensor(4.0), torch.tensor(3.0))
+    assert again.check(model, (X,)) != []
+
+
 def test_a_step_is_bound(tmp_path: Path) -> None:
     """With the optimizer of another process it does what the step does, three times."""
     program("step").save(tmp_path / "p.whence", weights=False)

@@ -147,6 +147,12 @@ def _target(data: Any) -> tuple[str | None, ...]:
     return found
 
 
+def _constant(writer: "Writer", value: Any) -> Any:
+    """The name of a tensor that the program has as a constant; of none it has, any other will do."""
+    name = None if value is None else writer.described.tensor(value())
+    return None if name is None else [name]
+
+
 def _read_constant(reader: "Reader", data: Any) -> Any:
     """A tensor that has to be the program's own."""
     if data is None:
@@ -186,11 +192,7 @@ CODE = Special(
     lambda writer, value: writer.described.code(value),
     lambda reader, data: optional(lambda digest: CodePrint(text(digest), reader.release), data),
 )
-CONSTANT = Special(
-    "constant",
-    lambda writer, value: None if value is None else [writer.described.tensor(value())],
-    _read_constant,
-)
+CONSTANT = Special("constant", _constant, _read_constant)
 
 
 # --- tensors that are made of others --------------------------------------------------------------------
