@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import whence
 from tests._torch.record.test_recorder import recorded
 from whence.errors import DataDependent, UnsupportedOperator
 
@@ -66,3 +67,57 @@ def test_what_was_computed_in_inference_mode_says_so() -> None:
         assert (made.is_inference(), view.is_inference(), made[0].is_inference()) == (True, False, True)
 
     recorded(asking, X)
+
+
+class Listed(nn.Module):
+    """Makes a tensor of a list in which there are tensors that the model holds."""
+
+    def __init__(self, make: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.scale = nn.Buffer(torch.tensor(2.0))
+        self.whole = torch.tensor(2, dtype=torch.int32)
+        self.make = make
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.make(x, self.scale, self.whole)
+
+
+SPARSE: Any = torch.sparse_coo_tensor  # which takes lists, and is annotated as if it took none
+LISTED: dict[str, Callable[..., Tensor]] = {
+    "tensor": lambda x, scale, _: torch.tensor([scale, 1.0]),
+    "nested": lambda x, scale, _: torch.tensor(((scale, 1.0), (2.0, scale))),
+    "by_name": lambda x, scale, _: torch.tensor(data=[scale, 1.0]),
+    "keeps_a_dtype": lambda x, _, whole: torch.tensor([whole, 1]),
+    "as_tensor": lambda x, scale, _: torch.as_tensor([scale, 1.0]),
+    "asarray": lambda x, scale, _: torch.asarray([scale, 1.0]),
+    "new_tensor": lambda x, scale, _: x.new_tensor([scale, 1.0]),
+    "new": lambda x, scale, _: x.new([scale, 1.0]),
+    "old_constructor": lambda x, scale, _: torch.FloatTensor([scale, 1.0]),
+    "old_constructor_of_integers": lambda x, _, whole: torch.LongTensor([whole, 1]),
+    "sparse": lambda x, scale, _: SPARSE([[0], [0]], [scale], (2, 2)).to_dense(),
+    "at_an_index": lambda x, _, whole: SPARSE([[whole - 1], [0]], [2.0], (2, 2)).to_dense(),
+}
+
+
+@pytest.mark.canary("torch._C.DispatchKey.Python")
+def test_old_constructors_ask_for_each_number() -> None:
+    """Of them nobody is told, and of the numbers one is."""
+    with pytest.raises(DataDependent, match="the buffer scale"):
+        whence.capture(Listed(LISTED["old_constructor"]), (torch.ones(2, 2),))
+
+
+@pytest.mark.parametrize("make", LISTED.values(), ids=LISTED)
+@pytest.mark.parametrize("backward", [False, torch.sum], ids=["forward", "joint"])
+def test_numbers_of_tensors_in_a_list_are_read(make: Callable[..., Tensor], backward: Any) -> None:
+    """They are no constants: C++ reads them of what the model holds, and no operator says so."""
+    model, x = Listed(make), torch.ones(2, 2)
+    with pytest.raises(whence.DataDependent, match="needs the value of"):
+        whence.capture(model, (x,), backward=backward)
+    program = whence.capture(model, (x,), backward=backward, decide="example")
+    result = program.verify(model, (x,))
+    assert result.ok, str(result)
+    model.scale.fill_(0.5)
+    model.whole.fill_(1)
+    with pytest.raises(whence.StaleCapture, match="goes another way"):
+        program.module()(x)

@@ -1,6 +1,7 @@
 """Torch functions that a recording looks at before autograd and the dispatcher see them."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,8 +34,18 @@ _VALUE_READERS: tuple[object, ...] = (
 )
 _WITHOUT_HISTORY: tuple[object, ...] = (Tensor.numpy, Tensor.__array__)
 """They read no tensor that requires a gradient."""
-_MAKERS: tuple[object, ...] = (torch.tensor, torch.as_tensor)
-"""They read the numbers of tensors in a list, from C++ that cannot say what went wrong."""
+_MAKERS = frozenset(
+    {
+        *(torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor, _TENSOR.new),
+        *(torch.sparse_coo_tensor, torch.sparse_compressed_tensor, torch.sparse_csr_tensor),
+        *(torch.sparse_csc_tensor, torch.sparse_bsr_tensor, torch.sparse_bsc_tensor),
+    }
+)
+"""They read the numbers of tensors in a list, from C++ that asks nobody."""
+_NUMBERS: tuple[object, ...] = (
+    *(_TENSOR.__float__, _TENSOR.__int__, _TENSOR.__index__, _TENSOR.__bool__, _TENSOR.__complex__),
+)
+"""What old constructors (`torch.FloatTensor([x, 1.0])`), of which nobody is told, ask each for."""
 _ADDRESS_READERS: tuple[object, ...] = (Tensor.data_ptr, Tensor.__dlpack__, _TENSOR.__reduce_ex__)
 _MEMORY_READERS = frozenset({Tensor.data_ptr, Tensor.untyped_storage, Tensor.storage, Tensor.is_set_to})
 _GET_GRADIENT = _TENSOR.grad.__get__
@@ -108,7 +119,7 @@ class FunctionMode(TorchFunctionMode):
     def _heard(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func == _GET_GRADIENT:
             self.recorder.listener.model.gradient_asked(args[0])
-        func, args = self._with_numbers(func, args)
+        func, args, kwargs = self._with_numbers(func, args, kwargs)
         if _reads_value(func, args):
             return self._decided_content(func, args, is_forced=bool(kwargs.get("force")))
         if (known := self._answered(func, args)) is not None:
@@ -189,17 +200,29 @@ class FunctionMode(TorchFunctionMode):
         with self:
             return not bool((mask[:, 1:] & ~mask[:, :-1]).any())
 
-    def _with_numbers(self, func: Any, args: Any) -> tuple[Any, Any]:
+    def _with_numbers(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         """A call whose kernel reads the numbers of tensors as one that is given them, if that can be."""
+        if func in _MAKERS:
+            return func, *self._with_numbers_listed(func, args, kwargs)
         if self.recorder.decider is not None:
             func, args = with_static_batch_sizes(self.recorder.decider, func, args)
             args = (self.recorder.decider.whole(args[0]),) if func is _AS_INTEGER else args
         if func in _INDEXINGS and isinstance(args[1], tuple):
             args = (args[0], tuple(map(_as_index, args[1])), *args[2:])
-        if func in _MAKERS and args and isinstance(args[0], list | tuple):
-            read = [leaf for leaf in tree_flatten(args[0])[0] if isinstance(leaf, FakeTensor)]
-            args = (self._decided_numbers(func, args[0], read), *args[1:]) if read else args
-        return func, args
+        return func, args, kwargs
+
+    def _with_numbers_listed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Arguments with the example's tensors for those in lists, also for tensors that the model holds."""
+        listed = [each for each in (*args, *kwargs.values()) if isinstance(each, list | tuple)]
+        read = [leaf for leaf in tree_flatten(listed)[0] if isinstance(leaf, Tensor)]
+        if not read:
+            return args, kwargs
+        decider = self.recorder.decider
+        known = {} if decider is None else {id(leaf): decider.content(Tensor.detach, [leaf]) for leaf in read}
+        if decider is None or None in known.values():
+            raise self.recorder.listener.model.value_needed(func, read, func)
+        decided = partial(_with_tensors_listed, known)
+        return tuple(map(decided, args)), {name: decided(given) for name, given in kwargs.items()}
 
     def _decided_content(self, func: Any, args: Any, *, is_forced: bool) -> Any:
         """What Python makes of the numbers in a tensor, where the example's decide."""
@@ -224,14 +247,6 @@ class FunctionMode(TorchFunctionMode):
             return None
         number = decider.content(Tensor.item, (tensor,))
         return None if number is None else format(number, spec)
-
-    def _decided_numbers(self, func: Any, data: Any, read: Sequence[Tensor]) -> Any:
-        """Tensors in a list as numbers of the example."""
-        decider = self.recorder.decider
-        numbers = {} if decider is None else {id(leaf): decider.content(_as_numbers, [leaf]) for leaf in read}
-        if decider is None or None in numbers.values():
-            raise self.recorder.listener.model.value_needed(func, read, func)
-        return tree_map_only(FakeTensor, lambda leaf: numbers[id(leaf)], data)
 
     def _whole(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of a composite that is recorded as one; None where nothing is kept together."""
@@ -272,13 +287,16 @@ def _as_index(item: Any) -> Any:
     return torch.stack(tuple(item)) if is_whole else item
 
 
-def _as_numbers(tensor: Tensor) -> Any:
-    return tensor.tolist()
+def _with_tensors_listed(known: dict[int, Any], given: Any) -> Any:
+    is_list = isinstance(given, list | tuple)
+    return tree_map_only(Tensor, lambda leaf: known[id(leaf)], given) if is_list else given
 
 
 def _reads_value(func: Any, args: Any) -> bool:
     if func is _TENSOR.data_ptr:
         return isinstance(args[0], FakeTensor)
+    if func in _NUMBERS:
+        return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
     return func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:]))
 
 

@@ -29,7 +29,7 @@ NAMES = {
         _set_torch_function_state _set_warn_deprecated_on_mutable_data_ptr
         _swap_tensor_impl
     """,
-    "torch._C.DispatchKey": "ADInplaceOrView AutocastCUDA Autograd CompositeImplicitAutograd",
+    "torch._C.DispatchKey": "ADInplaceOrView AutocastCUDA Autograd CompositeImplicitAutograd Python",
     "torch._C._autograd": """
         _get_current_graph_task_keep_graph _get_sequence_nr _top_saved_tensors_default_hooks
         _unsafe_set_version_counter

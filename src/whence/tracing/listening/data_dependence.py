@@ -74,6 +74,9 @@ _READS: dict[str, tuple[str, Need]] = {
     "grad": ("a number (.item(), int(), if, while)", Need.NUMBER),  # all that is known inside the backward
     "tensor": ("the content (torch.tensor of tensors, which torch.stack can do)", Need.CONTENT),
     "as_tensor": ("the content (torch.as_tensor of tensors, which torch.stack can do)", Need.CONTENT),
+    "asarray": ("the content (torch.asarray of tensors, which torch.stack can do)", Need.CONTENT),
+    "new_tensor": ("the content (new_tensor of tensors, which torch.stack can do)", Need.CONTENT),
+    "new": ("the content (new of tensors, which torch.stack can do)", Need.CONTENT),
     "tolist": ("the content (.tolist())", Need.CONTENT),
     "numpy": ("the content (.numpy())", Need.CONTENT),
     "__array__": ("the content (as a NumPy array)", Need.CONTENT),
