@@ -121,3 +121,24 @@ def test_numbers_of_tensors_in_a_list_are_read(make: Callable[..., Tensor], back
     model.whole.fill_(1)
     with pytest.raises(whence.StaleCapture, match="goes another way"):
         program.module()(x)
+
+
+class Ranged(nn.Module):
+    """Multiplies by a range up to a parameter."""
+
+    def __init__(self, make: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.make = make
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.make(0, self.linear.bias[0], 2)
+
+
+@pytest.mark.parametrize("make", [torch.linspace, torch.logspace])
+@pytest.mark.parametrize("backward", [False, torch.sum], ids=["forward", "joint"])
+def test_ranges_between_tensors_have_no_history(make: Callable[..., Tensor], backward: Any) -> None:
+    """Python makes them without autograd, and has no derivative where C++ calls the operator."""
+    model, x = Ranged(make), torch.ones(2, 2)
+    result = whence.capture(model, (x,), backward=backward).verify(model, (x,))
+    assert result.ok, str(result)

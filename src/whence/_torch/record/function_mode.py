@@ -42,6 +42,8 @@ _MAKERS = frozenset(
     }
 )
 """They read the numbers of tensors in a list, from C++ that asks nobody."""
+_WITHOUT_GRADIENT = frozenset({torch.linspace, torch.logspace})
+"""What makes a tensor of tensors, and from Python no history of them."""
 _NUMBERS: tuple[object, ...] = (
     *(_TENSOR.__float__, _TENSOR.__int__, _TENSOR.__index__, _TENSOR.__bool__, _TENSOR.__complex__),
 )
@@ -204,6 +206,8 @@ class FunctionMode(TorchFunctionMode):
         """A call whose kernel reads the numbers of tensors as one that is given them, if that can be."""
         if func in _MAKERS:
             return func, *self._with_numbers_listed(func, args, kwargs)
+        if func in _WITHOUT_GRADIENT:
+            return func, *tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         if self.recorder.decider is not None:
             func, args = with_static_batch_sizes(self.recorder.decider, func, args)
             args = (self.recorder.decider.whole(args[0]),) if func is _AS_INTEGER else args
