@@ -83,6 +83,23 @@ class Listed(nn.Module):
         return self.linear(x) * self.make(x, self.scale, self.whole)
 
 
+class Pair:
+    """A sequence of somebody's, which is no list."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, at: int) -> Any:
+        return self.items[at]
+
+
+def pair(*items: Any) -> Any:
+    return Pair(*items)
+
+
 SPARSE: Any = torch.sparse_coo_tensor  # which takes lists, and is annotated as if it took none
 LISTED: dict[str, Callable[..., Tensor]] = {
     "tensor": lambda x, scale, _: torch.tensor([scale, 1.0]),
@@ -95,6 +112,9 @@ LISTED: dict[str, Callable[..., Tensor]] = {
     "new": lambda x, scale, _: x.new([scale, 1.0]),
     "old_constructor": lambda x, scale, _: torch.FloatTensor([scale, 1.0]),
     "old_constructor_of_integers": lambda x, _, whole: torch.LongTensor([whole, 1]),
+    "sequence": lambda x, scale, _: torch.tensor(pair(scale, 1.0)),
+    "sequence_in_a_list": lambda x, scale, _: torch.as_tensor([pair(scale, 1.0)]),
+    "mask": lambda x, scale, _: x[:, [scale > 1, True]].cumsum(0).sum(),
     "sparse": lambda x, scale, _: SPARSE([[0], [0]], [scale], (2, 2)).to_dense(),
     "at_an_index": lambda x, _, whole: SPARSE([[whole - 1], [0]], [2.0], (2, 2)).to_dense(),
 }
@@ -121,6 +141,67 @@ def test_numbers_of_tensors_in_a_list_are_read(make: Callable[..., Tensor], back
     model.whole.fill_(1)
     with pytest.raises(whence.StaleCapture, match="goes another way"):
         program.module()(x)
+
+
+SPLITS: dict[str, Callable[..., Any]] = {
+    "function": torch.tensor_split,
+    "method": Tensor.tensor_split,
+    "named": lambda x, at: x.tensor_split(tensor_indices_or_sections=at),
+}
+
+
+@pytest.mark.parametrize("split", SPLITS.values(), ids=SPLITS)
+@pytest.mark.parametrize("backward", [False, torch.sum], ids=["forward", "joint"])
+def test_a_split_is_where_a_tensor_of_the_model_says(split: Callable[..., Any], backward: Any) -> None:
+    """The kernel looks at the memory of the tensor, and no operator asks for the numbers."""
+    model, x = Split(split), torch.ones(4, 2)
+    program = whence.capture(model, (x,), backward=backward)
+    for held in (1, 2, 3):
+        model.at.fill_(held)
+        result = program.verify(model, (x,))
+        assert result.ok, str(result)
+
+
+class Split(nn.Module):
+    """Takes what comes before a place that the model holds."""
+
+    def __init__(self, split: Callable[..., Any]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.at = nn.Buffer(torch.tensor([1]))
+        self.split = split
+
+    def forward(self, x: Tensor) -> Tensor:
+        before: Tensor = self.split(self.linear(x), self.at)[0]
+        return before.sum()
+
+
+class Indexed(nn.Module):
+    """Reads and writes at numbers that the model holds, beside others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.at = nn.Buffer(torch.tensor(1))
+        self.other = torch.tensor(2, dtype=torch.int32)
+
+    def forward(self, x: Tensor, row: Tensor) -> Tensor:
+        hidden = self.linear(x)
+        wide = torch.zeros(3, 3)
+        wide[[self.at, 0], [row, -1]] = hidden[[row, self.other], [0, self.at]]
+        return wide + hidden[..., [self.other, self.at, 0]]
+
+
+@pytest.mark.parametrize("backward", [False, torch.sum], ids=["forward", "joint"])
+def test_numbers_in_an_index_are_those_of_each_run(backward: Any) -> None:
+    """C++ reads a list of numbers one by one; they are stacked, whoever holds them."""
+    model, x = Indexed(), torch.linspace(-1, 1, 9).view(3, 3)
+    program = whence.capture(model, (x, torch.tensor(1)), backward=backward)
+    for held in (1, 0, 2):
+        model.at.fill_(held)
+        model.other.fill_(2 - held)
+        result = program.verify(model, (x, torch.tensor(held)))
+        assert result.ok, str(result)
 
 
 class Ranged(nn.Module):

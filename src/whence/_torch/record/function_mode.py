@@ -1,7 +1,6 @@
 """Torch functions that a recording looks at before autograd and the dispatcher see them."""
 
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +41,10 @@ _MAKERS = frozenset(
     }
 )
 """They read the numbers of tensors in a list, from C++ that asks nobody."""
+_LISTS = (list, tuple)
+_NO_LISTS = (Tensor, str, bytes, bytearray, memoryview, range, dict)
+_POINTER_READERS = frozenset({torch.tensor_split, Tensor.tensor_split})
+"""They look at the memory of a tensor, which nobody sees, and ask for the numbers of a fake one."""
 _WITHOUT_GRADIENT = frozenset({torch.linspace, torch.logspace})
 """What makes a tensor of tensors, and from Python no history of them."""
 _NUMBERS: tuple[object, ...] = (
@@ -205,28 +208,31 @@ class FunctionMode(TorchFunctionMode):
     def _with_numbers(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         """A call whose kernel reads the numbers of tensors as one that is given them, if that can be."""
         if func in _MAKERS:
-            return func, *self._with_numbers_listed(func, args, kwargs)
+            named = self._with_numbers_listed(func, [*kwargs.values()])
+            return func, self._with_numbers_listed(func, args), dict(zip(kwargs, named, strict=True))
         if func in _WITHOUT_GRADIENT:
             return func, *tree_map_only(Tensor, Tensor.detach, (args, kwargs))
+        if func in _POINTER_READERS:
+            known = self.recorder.recognised
+            return func, known(args), {name: known(given) for name, given in kwargs.items()}
         if self.recorder.decider is not None:
             func, args = with_static_batch_sizes(self.recorder.decider, func, args)
             args = (self.recorder.decider.whole(args[0]),) if func is _AS_INTEGER else args
-        if func in _INDEXINGS and isinstance(args[1], tuple):
-            args = (args[0], tuple(map(_as_index, args[1])), *args[2:])
+        if func in _INDEXINGS and isinstance(args[1], tuple | list):
+            index = type(args[1])(map(_as_index, args[1]))
+            args = (args[0], self._with_numbers_listed(func, index), *args[2:])
         return func, args, kwargs
 
-    def _with_numbers_listed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    def _with_numbers_listed(self, func: Any, given: Any) -> Any:
         """Arguments with the example's tensors for those in lists, also for tensors that the model holds."""
-        listed = [each for each in (*args, *kwargs.values()) if isinstance(each, list | tuple)]
-        read = [leaf for leaf in tree_flatten(listed)[0] if isinstance(leaf, Tensor)]
+        read = [leaf for each in given for leaf in _tensors_listed(each)]
         if not read:
-            return args, kwargs
+            return given
         decider = self.recorder.decider
         known = {} if decider is None else {id(leaf): decider.content(Tensor.detach, [leaf]) for leaf in read}
         if decider is None or None in known.values():
             raise self.recorder.listener.model.value_needed(func, read, func)
-        decided = partial(_with_tensors_listed, known)
-        return tuple(map(decided, args)), {name: decided(given) for name, given in kwargs.items()}
+        return type(given)([_with_tensors_listed(known, each) for each in given])
 
     def _decided_content(self, func: Any, args: Any, *, is_forced: bool) -> Any:
         """What Python makes of the numbers in a tensor, where the example's decide."""
@@ -284,16 +290,35 @@ class FunctionMode(TorchFunctionMode):
 
 def _as_index(item: Any) -> Any:
     """A sequence of single whole numbers, which C++ would read one by one, as the tensor that they make."""
-    if not isinstance(item, list | tuple) or not any(isinstance(part, FakeTensor) for part in item):
+    if not isinstance(item, list | tuple) or not any(isinstance(part, Tensor) for part in item):
         return item
-    kinds = {part.dtype if isinstance(part, Tensor) and not part.ndim else None for part in item}
-    is_whole = len(kinds) == 1 and kinds <= _WHOLE
-    return torch.stack(tuple(item)) if is_whole else item
+    made: Any = {
+        "dtype": torch.int64,
+        "device": next(part.device for part in item if isinstance(part, Tensor)),
+    }
+    parts = [torch.scalar_tensor(part, **made) if type(part) is int else part for part in item]
+    is_whole = all(isinstance(part, Tensor) and not part.ndim and part.dtype in _WHOLE for part in parts)
+    return torch.stack([part.long() for part in parts]) if is_whole else item
 
 
-def _with_tensors_listed(known: dict[int, Any], given: Any) -> Any:
-    is_list = isinstance(given, list | tuple)
-    return tree_map_only(Tensor, lambda leaf: known[id(leaf)], given) if is_list else given
+def _is_listing(given: Any) -> bool:
+    """Whether C++ takes what it is given for a list, and asks for each of its items."""
+    kind = type(given)
+    if kind in _LISTS:
+        return True
+    is_sequence = hasattr(kind, "__getitem__") and hasattr(kind, "__len__")
+    return is_sequence and not issubclass(kind, _NO_LISTS) and not hasattr(kind, "__array_interface__")
+
+
+def _tensors_listed(given: Any) -> Iterator[Tensor]:
+    for each in given if _is_listing(given) else ():
+        yield from [each] if isinstance(each, Tensor) else _tensors_listed(each)
+
+
+def _with_tensors_listed(known: dict[int, Any], given: Any, *, inside: bool = False) -> Any:
+    if _is_listing(given):
+        return [_with_tensors_listed(known, each, inside=True) for each in given]
+    return known[id(given)] if inside and isinstance(given, Tensor) else given
 
 
 def _reads_value(func: Any, args: Any) -> bool:
