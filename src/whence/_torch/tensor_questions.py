@@ -134,8 +134,8 @@ def asked_unheard(fake: object, tensor: Tensor) -> Iterator[tuple[str, Answer]]:
 def put_after_looking(fake: object) -> Iterator[tuple[str, Any]]:
     """The attributes that code has set on a fake tensor after it looked for them, with what they are now."""
     if isinstance(fake, FakeTensor):
-        held = vars(fake)
-        yield from ((name, held[name]) for name in sorted(held.get(MISSED, ())) if name in held)
+        asked, held = vars(fake).get(MISSED, ()), attributes_set_on(fake)
+        yield from ((name, held[name]) for name in sorted(asked) if name in held)
 
 
 def _tell_apart(kinds: object) -> bool:
