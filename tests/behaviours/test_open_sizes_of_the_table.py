@@ -73,6 +73,7 @@ def test_the_batch_that_clip_fixes_is_explained(monkeypatch: pytest.MonkeyPatch)
     assert fixed == {"dim 0 of `kwargs['input_ids']`": "2", "dim 0 of `kwargs['pixel_values']`": "2"}
     assert "modeling_clip.py" in str(caught.value)
     assert "took batch as a Python number (range(), len(), int(), an index)" in str(caught.value)
+    assert "write x.shape[0] for len(x)" in str(caught.value)
     model, args, kwargs = case.call
     program = whence.capture(model, args, kwargs, dynamic_shapes=caught.value.suggested)
     assert program.verify(model, args, kwargs).ok

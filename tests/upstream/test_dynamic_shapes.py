@@ -160,6 +160,7 @@ def test_row_161_a_size_that_the_code_fixes() -> None:
       itself) took count as a Python number (range(), len(), int(), an index)
   what to do:
     * change the lines named so that they work for every size
+    * write x.shape[0] for len(x): it varies where Python's own number does not
     * ask for what is allowed (error.suggested): dynamic_shapes={'x': {0: Dim('batch'), 1:
       Dim.STATIC}, 'y': {0: Dim.STATIC}}
     * write Dim.AUTO for these dimensions, which takes what is allowed""",

@@ -151,6 +151,19 @@ def test_functions_that_a_compiler_reads_in_passing() -> None:
     assert unread(max, 1, 2) == 2
 
 
+@pytest.mark.canary("torch._dynamo.eval_frame.DisableContext._torchdynamo_disable_msg")
+def test_what_is_not_read_says_why() -> None:
+    """Where the whole of a function is to be read, the error names the reason, and what to do."""
+
+    def adds(x: torch.Tensor) -> torch.Tensor:
+        return unread(torch.add, x, 1) * 2
+
+    told = r"does not read; leave out fullgraph=True, or call it outside"
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=told):
+        torch.compile(adds, fullgraph=True, backend="eager")(torch.zeros(1))
+    assert torch.compile(adds, backend="eager")(torch.zeros(1)).item() == 2
+
+
 @pytest.mark.canary("torch._dynamo.variables.functions.UserFunctionVariable._dynamo_marked_constant")
 def test_constants_are_not_traced() -> None:
     """What a function returns while code is traced is a constant to the compiler."""

@@ -26,14 +26,27 @@ T = TypeVar("T")
 compiler_reading: Callable[[], Any] = eval_frame.get_eval_frame_callback
 """What of `torch.compile` reads any function that runs next, as it does below one that it has given up on;
 None where nothing does. A function of Python that asks would be read itself."""
-_OURS = "whence looks at a model and runs its program, which torch.compile does not read"
+_OURS = (
+    "whence looks at a model and runs its program, which torch.compile does not read; leave out "
+    "fullgraph=True, or call it outside of what is compiled"
+)
+
+
+def _unread(work: Callable[..., T], *args: Any) -> T:
+    return torch.compiler.disable(work, reason=_OURS)(*args)  # type: ignore[no-any-return]
+
+
+_unread._torchdynamo_disable = True  # type: ignore[attr-defined]
+_unread._torchdynamo_disable_msg = _OURS  # type: ignore[attr-defined]
+"""What `torch.compiler.disable` puts on a function, and loads the compiler for: who reads it stops and says
+why."""
 
 
 def unread(work: Callable[..., T], /, *args: Any) -> T:
     """What `work` gives, which is our own: `torch.compile` reads none of it, also inside what it reads."""
     if not torch.compiler.is_dynamo_compiling() and compiler_reading() is None:
         return work(*args)
-    return torch.compiler.disable(work, reason=_OURS)(*args)  # type: ignore[no-any-return]
+    return _unread(work, *args)
 
 
 def constant_to_tracers(function: Callable[..., T]) -> Callable[..., T]:

@@ -114,7 +114,9 @@ ATTRIBUTES = {
     """,
     "torch.UntypedStorage": "_cdata",
     "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
-    "torch._dynamo.eval_frame.DisableContext": "_torchdynamo_disable _torchdynamo_orig_callable",
+    "torch._dynamo.eval_frame.DisableContext": """
+        _torchdynamo_disable _torchdynamo_disable_msg _torchdynamo_orig_callable
+    """,
     "torch._dynamo.variables.functions.UserFunctionVariable": "_dynamo_marked_constant",
     "torch._export.wrappers.ExportTracepoint": "_export_tracepoint",
     "torch._ops.OpOverload": "_dispatch_cache _op _opname _overloadname _schema",

@@ -165,15 +165,15 @@ def _question(environment: "SizeEnvironment", decision: "Decision | None", symbo
     if decision is None:
         return "required it"
     if not decision.is_comparison:
-        return (
-            f"took {environment.spelled(decision.asked)} as a Python number (range(), len(), int(), an index)"
-        )
+        asked = environment.spelled(decision.asked)
+        return f"{_TOOK} {asked} as a Python number (range(), len(), int(), an index)"
     other = decision.compared_with(symbol)
     if other is not None:
         return f"compared it with {environment.spelled(other)}"
     return f"asked whether {environment.spelled(decision.asked)}"
 
 
+_TOOK = "took"
 _WHAT = "the model does not allow all sizes that dynamic_shapes asks for"
 
 
@@ -184,9 +184,11 @@ def _place_of_asker(by: Asker) -> Place:
 
 def _remedy(rows: Sequence[Restriction], suggestion: str) -> str:
     small, others = any(row.zero_one for row in rows), any(not row.zero_one for row in rows)
+    as_numbers = any(row.question.startswith(_TOOK) for row in rows)
     options = [
         "capture with an example of 2 or more where it has 0 or 1" if small else "",
         "change the lines named so that they work for every size" if others else "",
+        "write x.shape[0] for len(x): it varies where Python's own number does not" if as_numbers else "",
         f"ask for what is allowed (error.suggested): dynamic_shapes={suggestion}",
         "write Dim.AUTO for these dimensions, which takes what is allowed",
     ]
