@@ -290,6 +290,33 @@ def test_forward_runs_on_live_state() -> None:
     assert differing(state(theirs), state(ours)) == []
 
 
+class Corrected(nn.Module):
+    """Takes a step of its own inside of its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        (gradient,) = torch.autograd.grad(self.linear(x).sin().mean(), self.linear.weight)
+        return x @ (self.linear.weight - gradient)
+
+
+def test_hooks_on_gradients_are_nothing_to_a_forward() -> None:
+    """They are there from the beginning, as norse's are, or come later; what differentiates calls them."""
+    model = nn.Linear(4, 4)
+    model.weight.register_hook(lambda gradient: gradient * 2)
+    run = whence.capture(model, (batch(),)).bind(model)
+    model.bias.register_hook(lambda gradient: gradient * 2)
+    assert torch.equal(run(batch()), model(batch()))
+    corrected = Corrected()
+    run = whence.capture(corrected, (batch(),)).bind(corrected)
+    assert torch.equal(run(batch()), corrected(batch()))
+    corrected.linear.weight.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(StaleCapture, match="gradient hooks of linear"):
+        run(batch())
+
+
 def test_exported_program_runs_on_live_state() -> None:
     """A program without guards is checked against its inputs alone; arguments may be constants."""
     model = small()[0]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from whence._torch.autograd.mode_questions import GRAD
 from whence._torch.files import hook_in_words
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import gradient_hooks
@@ -221,6 +222,10 @@ class Live:
         return [Fault(what, why=why, remedy="remove them")] * bool(hooks) + [*self._hooked_gradients()]
 
     def _hooked_gradients(self) -> Iterator[Fault]:
+        """Hooks on gradients that are others now; a forward that asks for none of these calls none."""
+        asked = {mode.name for mode in self.program.circumstances.modes}
+        if not self.program.has_backward and GRAD not in asked:
+            return
         then = {id(self.tensors[name]): hooks for name, hooks in self.step.hooked}
         for name, tensor in self.tensors.items():
             wanted = then.get(id(tensor), ())
