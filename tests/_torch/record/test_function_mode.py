@@ -1,7 +1,7 @@
 """Torch functions that a recording answers, or refuses, before the dispatcher sees them."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -176,6 +176,13 @@ class Split(nn.Module):
         return before.sum()
 
 
+class Place(NamedTuple):
+    """An index that is a tuple of a class of its own."""
+
+    rows: slice
+    column: Tensor
+
+
 class Indexed(nn.Module):
     """Reads and writes at numbers that the model holds, beside others."""
 
@@ -189,7 +196,7 @@ class Indexed(nn.Module):
         hidden = self.linear(x)
         wide = torch.zeros(3, 3)
         wide[[self.at, 0], [row, -1]] = hidden[[row, self.other], [0, self.at]]
-        return wide + hidden[..., [self.other, self.at, 0]]
+        return wide + hidden[..., [self.other, self.at, 0]] + hidden[Place(slice(3), self.at[None])]
 
 
 @pytest.mark.parametrize("backward", [False, torch.sum], ids=["forward", "joint"])

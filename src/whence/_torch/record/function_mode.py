@@ -208,8 +208,8 @@ class FunctionMode(TorchFunctionMode):
     def _with_numbers(self, func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any, dict[str, Any]]:
         """A call whose kernel reads the numbers of tensors as one that is given them, if that can be."""
         if func in _MAKERS:
-            named = self._with_numbers_listed(func, [*kwargs.values()])
-            return func, self._with_numbers_listed(func, args), dict(zip(kwargs, named, strict=True))
+            given = self._with_numbers_listed(func, [*args, *kwargs.values()])
+            return func, given[: len(args)], dict(zip(kwargs, given[len(args) :], strict=True))
         if func in _WITHOUT_GRADIENT:
             return func, *tree_map_only(Tensor, Tensor.detach, (args, kwargs))
         if func in _POINTER_READERS:
@@ -219,11 +219,12 @@ class FunctionMode(TorchFunctionMode):
             func, args = with_static_batch_sizes(self.recorder.decider, func, args)
             args = (self.recorder.decider.whole(args[0]),) if func is _AS_INTEGER else args
         if func in _INDEXINGS and isinstance(args[1], tuple | list):
-            index = type(args[1])(map(_as_index, args[1]))
-            args = (args[0], self._with_numbers_listed(func, index), *args[2:])
+            kind = list if isinstance(args[1], list) else tuple
+            index = self._with_numbers_listed(func, [*map(_as_index, args[1])])
+            args = (args[0], kind(index), *args[2:])
         return func, args, kwargs
 
-    def _with_numbers_listed(self, func: Any, given: Any) -> Any:
+    def _with_numbers_listed(self, func: Any, given: list[Any]) -> list[Any]:
         """Arguments with the example's tensors for those in lists, also for tensors that the model holds."""
         read = [leaf for each in given for leaf in _tensors_listed(each)]
         if not read:
@@ -232,7 +233,7 @@ class FunctionMode(TorchFunctionMode):
         known = {} if decider is None else {id(leaf): decider.content(Tensor.detach, [leaf]) for leaf in read}
         if decider is None or None in known.values():
             raise self.recorder.listener.model.value_needed(func, read, func)
-        return type(given)([_with_tensors_listed(known, each) for each in given])
+        return [_with_tensors_listed(known, each) for each in given]
 
     def _decided_content(self, func: Any, args: Any, *, is_forced: bool) -> Any:
         """What Python makes of the numbers in a tensor, where the example's decide."""
