@@ -47,6 +47,18 @@ def history_written(argument: str, where: Place) -> UnsupportedMutation:
     )
 
 
+def history_followed(tensor: str, where: Place) -> UnsupportedInput:
+    """The error for a tensor from outside through which a backward would go on."""
+    return UnsupportedInput(
+        f"the model computes with {tensor}, which an earlier call has made of what requires a gradient",
+        where=where,
+        why="the backward would go on through that call, as eager's does once: it frees what it goes "
+        "through, and a program runs again and again",
+        remedy="clear it before the capture, so that the call makes it itself; or keep it detached, where no "
+        "gradient is to go on",
+    )
+
+
 def overwritten_before_backward(function: str, where: Place) -> UnsupportedMutation:
     """The error for a tensor that autograd had saved."""
     return UnsupportedMutation(

@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch import Tensor, nn
 
 import whence
 from tests.tracing.failing import BAD_LOSSES, Doing, Failure, linear
@@ -77,3 +78,36 @@ def test_sparse_result_that_requires_a_gradient(loss: object) -> None:
     with pytest.raises(whence.errors.UnsupportedInput, match="returns a sparse_coo tensor"):
         whence.capture(torch.Tensor.to_sparse, (x,), backward=loss)  # type: ignore[arg-type]
     assert whence.capture(torch.Tensor.to_sparse, (x,)).verify(torch.Tensor.to_sparse, (x,)).ok
+
+
+class Remembering(nn.Linear):
+    """Computes something once, and keeps it with its history until it is told otherwise."""
+
+    kept: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = super().forward(torch.ones(2, 4)).exp()
+        return x * self.kept + self.bias
+
+
+@pytest.mark.parametrize("takes_step", [False, True])
+def test_a_backward_does_not_go_on_through_an_earlier_call(takes_step: bool) -> None:
+    """It would free that for eager, which goes on as if nothing had been captured."""
+    model, x = Remembering(4, 4), torch.ones(2, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    def step(x: Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+
+    model(x)
+    with pytest.raises(whence.UnsupportedInput, match="kept, which an earlier call has made"):
+        if takes_step:
+            whence.capture_step(step, (x,), model=model, optimizer=optimizer, decide="example")
+        else:
+            whence.capture(model, (x,), backward=True)
+    model(x).sum().backward()
+    assert model.weight.grad is not None
+    model.kept = model.kept.detach() if model.kept is not None else None
+    assert whence.capture(model, (x,), backward=True).verify(model, (x,)).ok

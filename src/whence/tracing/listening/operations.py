@@ -6,12 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx, nn
 
+from whence._torch.autograd.mode_questions import GRAD, mode_now
 from whence._torch.autograd.nodes import inside_backward
 from whence._torch.files import hook_in_words
 from whence._torch.observe.checkpoints import is_in_checkpoint
 from whence._torch.operators.schemas import draws, written_nodes
 from whence._torch.record.recorder import Recorder
-from whence._torch.refusals import hook_kept
+from whence._torch.refusals import history_followed, hook_kept
 from whence._torch.sizes.drawn_numbers import DRAWN
 from whence.tracing.listening.model_acts import ModelActs
 from whence.tracing.listening.run_state import RunState
@@ -79,6 +80,8 @@ class Operations:
         of_loss = log.of_loss.get(id(tensor))
         wanted = self.names.get(id(tensor), None if of_loss is None else of_loss.name)
         name = log.free_name(wanted)
+        if tensor.grad_fn is not None and not self.recorder.keeps_composites and mode_now(GRAD):
+            raise history_followed(name, self.model.here())
         log.add(Met(name, tensor))
         return name
 
