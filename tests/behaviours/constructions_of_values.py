@@ -103,6 +103,18 @@ def slices_to_a_number(m: Parts, x: Tensor, end: Tensor) -> Tensor:
     return m.linear(x)[: end.item()].sum(0)
 
 
+@row(lambda: numbers(4, 4), lambda: torch.tensor(2))
+def reads_at_a_tensor(m: Parts, x: Tensor, at: Tensor) -> Tensor:
+    return m.linear(x)[at] * x[..., at.int()] + x[at:, 1:][0, at - 1]
+
+
+@row(lambda: numbers(4, 4), lambda: torch.tensor(2))
+def writes_at_a_tensor(m: Parts, x: Tensor, at: Tensor) -> Tensor:
+    hidden = m.linear(x)
+    hidden[at, :at] = x[0, :at]
+    return hidden
+
+
 @row(lambda: numbers(3, 4), lambda: torch.tensor(2))
 def checks_a_number(m: Parts, x: Tensor, at: Tensor) -> Tensor:
     place = at.item()

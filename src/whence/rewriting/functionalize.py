@@ -241,10 +241,9 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
     if functional_twin(target) is None and is_wrapped(target):
         _write_wrapped(state, node, written, writer)
         return
-    twin = _twin_of(node)
+    twin, values = _twin_of(node), list[fx.Node]()
     made = _computed(twin, node, writer)
     own = len(twin._schema.returns) - len(written)
-    values: list[fx.Node] = []
     for offset, tensor in enumerate(written):
         value = made if len(twin._schema.returns) == 1 else writer(operator.getitem, made, own + offset)
         for part, new in _each(tensor, value, writer):

@@ -141,8 +141,9 @@ class FunctionMode(TorchFunctionMode):
         if self.recorder.environment is not None:
             if func is torch.einsum:
                 _decide_on_ones(args)
-            if func in _INDEXINGS and any(isinstance(item, torch.SymInt) for item in _items(args[1])):
-                args = (*_selected(args[0], _items(args[1])), *args[2:])
+            before, args = args, _with_selected(func, args)
+            if args is not before and func is Tensor.__getitem__ and all(map(_is_everything, args[1])):
+                return args[0]
             if forgets_dropout(func, args):
                 with self:
                     return layer_by_layer(func, args)
@@ -218,11 +219,32 @@ class FunctionMode(TorchFunctionMode):
         if self.recorder.decider is not None:
             func, args = with_static_batch_sizes(self.recorder.decider, func, args)
             args = (self.recorder.decider.whole(args[0]),) if func is _AS_INTEGER else args
+        if (
+            func in _INDEXINGS and not torch._C._len_torch_function_stack()
+        ):  # another mode may have its own way
+            args = (args[0], self._with_numbers_read(args[1]), *args[2:])
         if func in _INDEXINGS and isinstance(args[1], tuple | list):
             kind = list if isinstance(args[1], list) else tuple
             index = self._with_numbers_listed(func, [*map(_as_index, args[1])])
             args = (args[0], kind(index), *args[2:])
         return func, args, kwargs
+
+    def _with_numbers_read(self, index: Any) -> Any:
+        """An index with the number in the place of each tensor that is one, which C++ would ask for."""
+        items = tuple(map(self._with_number_read, _items(index)))
+        return items if isinstance(index, tuple) else items[0]
+
+    def _with_number_read(self, item: Any) -> Any:
+        if not isinstance(item, slice):
+            return self._number(item)
+        parts = (item.start, item.stop, item.step)
+        return slice(*map(self._number, parts)) if any(map(_is_whole_number, parts)) else item
+
+    def _number(self, item: Any) -> Any:
+        if not _is_whole_number(item):
+            return item
+        with self:
+            return item.item()
 
     def _with_numbers_listed(self, func: Any, given: list[Any]) -> list[Any]:
         """Arguments with the example's tensors for those in lists, also for tensors that the model holds."""
@@ -289,6 +311,10 @@ class FunctionMode(TorchFunctionMode):
                 torch.ops.aten.detach_.default(args[0])
 
 
+def _is_whole_number(item: Any) -> bool:
+    return isinstance(item, Tensor) and not item.ndim and item.dtype in _WHOLE
+
+
 def _as_index(item: Any) -> Any:
     """A sequence of single whole numbers, which C++ would read one by one, as the tensor that they make."""
     if not isinstance(item, list | tuple) or not any(isinstance(part, Tensor) for part in item):
@@ -352,6 +378,12 @@ def _items(index: Any) -> tuple[Any, ...]:
     return index if isinstance(index, tuple) else (index,)
 
 
+def _with_selected(func: Any, args: Any) -> Any:
+    if func not in _INDEXINGS or not any(isinstance(item, torch.SymInt) for item in _items(args[1])):
+        return args
+    return (*_selected(args[0], _items(args[1])), *args[2:])
+
+
 def _selected(tensor: Tensor, items: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
     """A tensor and what is left of its index, with the numbers of a run, which C++ refuses, selected."""
     filled = tensor.dim() - sum(_dims_of(item) for item in items)
@@ -364,6 +396,10 @@ def _selected(tensor: Tensor, items: tuple[Any, ...]) -> tuple[Tensor, tuple[Any
         rest += [slice(None)] * filled if item is Ellipsis else [item]
         dim += filled if item is Ellipsis else _dims_of(item)
     return tensor, tuple(rest) or (Ellipsis,)
+
+
+def _is_everything(item: Any) -> bool:
+    return item is Ellipsis or (isinstance(item, slice) and item == slice(None))
 
 
 def _dims_of(item: Any) -> int:

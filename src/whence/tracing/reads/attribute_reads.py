@@ -42,6 +42,7 @@ from whence._torch.observe.scripted import is_script_object
 from whence._torch.plain_values import PLAIN
 from whence._torch.refusals import object_used, sparse_read
 from whence._torch.tensor_questions import put_after_looking
+from whence._torch.tensors import attributes_set_on
 from whence.dependence.code import behind, function_in
 from whence.dependence.describe import entries_of
 from whence.dependence.lookup import static_attribute
@@ -94,10 +95,10 @@ def _contents(held: Any) -> Iterator[Any]:
 
 def tensor_attributes(state: Iterable[StateTensor]) -> list[Saved]:
     """What somebody has put on the model's tensors, with what containers among that hold."""
-    rows = ((str(row.paths[0]), row.tensor, dict(own_attributes(row.tensor))) for row in state)
-    found = [Saved(path, tensor, ATTRIBUTES, held) for path, tensor, held in rows]
-    items = ((f"{row.path}.{name}", value) for row in found for name, value in row.before.items())
-    inside = [(path, value) for path, value in items if isinstance(value, CONTAINERS)]
+    rows = [(str(row.paths[0]), row.tensor) for row in state]
+    found = [Saved(path, tensor, ATTRIBUTES, dict(own_attributes(tensor))) for path, tensor in rows]
+    put = ((path, name, value) for path, tensor in rows for name, value in attributes_set_on(tensor).items())
+    inside = [(f"{path}.{name}", value) for path, name, value in put if isinstance(value, CONTAINERS)]
     return [*found, *containers_saved(inside, keyed=True)]
 
 
