@@ -25,6 +25,7 @@ OURS = frozenset(
         "_whence_layout",
         "_whence_left_out",
         "_whence_missed",
+        "_whence_writes",
         "_whence_outline",
         "_by_",
         "_inner",

@@ -62,6 +62,7 @@ class Parts(nn.Module):
     seen: Tensor
     codes: Tensor
     started: Tensor
+    place: Tensor
 
     def __init__(self, body: Body) -> None:
         super().__init__()
@@ -74,6 +75,7 @@ class Parts(nn.Module):
         self.register_buffer("seen", torch.zeros(()))
         self.register_buffer("codes", torch.zeros(3, 4))
         self.register_buffer("started", torch.tensor(False))
+        self.register_buffer("place", torch.tensor(0))
 
     def forward(self, *args: Any) -> Any:
         return self.body(self, *args)

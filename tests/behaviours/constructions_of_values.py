@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,29 @@ def slices_to_a_number(m: Parts, x: Tensor, end: Tensor) -> Tensor:
 @row(lambda: numbers(4, 4), lambda: torch.tensor(2))
 def reads_at_a_tensor(m: Parts, x: Tensor, at: Tensor) -> Tensor:
     return m.linear(x)[at] * x[..., at.int()] + x[at:, 1:][0, at - 1]
+
+
+def read_twice(m: Parts, x: Tensor, at: Tensor, advance: Callable[[Tensor], object]) -> Tensor:
+    """What is read after a write are other numbers."""
+    m.place.copy_(at)
+    first = m.place.item()
+    advance(m.place)
+    return m.linear(x)[first] * x[: m.place.item()].sum(0)
+
+
+@row(lambda: numbers(4, 4), lambda: torch.tensor(2))
+def reads_again_after_a_write(m: Parts, x: Tensor, at: Tensor) -> Tensor:
+    return read_twice(m, x, at, lambda place: place.add_(1))
+
+
+@row(lambda: numbers(4, 4), lambda: torch.tensor(2))
+def reads_again_after_a_write_to_data(m: Parts, x: Tensor, at: Tensor) -> Tensor:
+    return read_twice(m, x, at, lambda place: place.data.add_(1))
+
+
+@row(lambda: numbers(4, 4), lambda: torch.tensor(2))
+def reads_again_after_a_write_to_a_view(m: Parts, x: Tensor, at: Tensor) -> Tensor:
+    return read_twice(m, x, at, lambda place: place.view(1).add_(1))
 
 
 @row(lambda: numbers(4, 4), lambda: torch.tensor(2))

@@ -24,13 +24,15 @@ CLASS_ASKED = "_whence_class_asked"
 """Where it keeps that code has asked for its class."""
 MISSED = "_whence_missed"
 """Where it keeps the names of attributes that code has looked for, and it has not."""
+WRITES = "_whence_writes"
+"""Where it keeps how often its memory had been written to when code asked for its numbers."""
 LEFT_OUT = "_whence_left_out"
 """Where it keeps the attributes that somebody has set on the tensor whose twin it is."""
 PLAIN_ATTRIBUTES = (bool, int, float, str, type(None))
 _OF_FAKE = frozenset(
     {
         *("_fake_device", "fake_device", "fake_mode", "constant", "pytype", "dispatch_keys", "real_tensor"),
-        *(LAYOUT, CLASS_ASKED, MISSED, LEFT_OUT),
+        *(LAYOUT, CLASS_ASKED, MISSED, WRITES, LEFT_OUT),
     }
 )
 _REMEMBERED = ("_memo", "_memo_vc", "_memo_epoch")

@@ -9,17 +9,35 @@ A result that is a view then has memory of its own. Nothing here looks at the me
 and views are followed by what operators say of themselves.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import snapshot_fake
 
+from whence._torch.operators.schemas import owner_of, written_arguments
 from whence._torch.plain_values import PLAIN
+from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.symbols import SYMBOLIC, expression
-from whence._torch.tensors import LAYOUT
+from whence._torch.tensors import LAYOUT, WRITES, count_writes
+
+
+@cache
+def _asks_for_numbers(func: Any) -> bool:
+    return not _NUMBERS.isdisjoint(func.tags)
+
+
+_NUMBERS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
+
+
+def _owners(values: Any, node_of: Callable[[Tensor], fx.Node | None]) -> Iterator[fx.Node]:
+    """In whose memory tensors lie, those in lists among them."""
+    tensors = (value for value in tree_flatten(values)[0] if isinstance(value, Tensor))
+    return (owner_of(node) for tensor in tensors if (node := node_of(tensor)) is not None)
 
 
 class _Unknown(Exception):
@@ -32,6 +50,7 @@ class Results:
     def __init__(self) -> None:
         self._results: dict[Any, Any] = {}
         self._layouts: dict[Any, int] = {}
+        self._written: Counter[fx.Node] = Counter()
 
     def of(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]
@@ -51,11 +70,29 @@ class Results:
                     setattr(one, LAYOUT, number)
         return given, template
 
-    def forget(self, args: tuple[Any, ...]) -> None:
-        """An operator writes to its arguments, and may change what they are like."""
-        for value in args:
-            if type(value) is FakeTensor:
-                value.__dict__.pop(LAYOUT, None)
+    def follow(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        node_of: Callable[[Tensor], fx.Node | None],
+    ) -> None:
+        """An operator is called: one that writes may change what its arguments are like, and their numbers.
+
+        A fake tensor knows the symbols of its numbers until autograd has counted a write to it. Of a write
+        through `.data` that hears nothing, nor does what stands for a tensor of the model's.
+        """
+        if func._schema.is_mutable:
+            for value in args:
+                if type(value) is FakeTensor:
+                    value.__dict__.pop(LAYOUT, None)
+            self._written.update(_owners(written_arguments(func, args, kwargs), node_of))
+        elif _asks_for_numbers(func):
+            times = sum(self._written[owner] for owner in _owners(args, node_of))
+            behind = [value for value in args if isinstance(value, FakeTensor) and times]
+            count_writes(value for value in behind if vars(value).get(WRITES) != times)
+            for value in behind:
+                setattr(value, WRITES, times)
 
     def _fresh(self, template: Any) -> Any:
         def made(kept: Any) -> Any:

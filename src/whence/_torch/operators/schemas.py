@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
+from operator import getitem
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
@@ -169,6 +171,21 @@ def written_arguments(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def written_nodes(node: fx.Node) -> list[fx.Node]:
     """The values that an operation of a graph writes to, those in lists among them."""
     return nodes_in(written_arguments(node.target, node.args, node.kwargs))
+
+
+def looked_into(node: fx.Node) -> fx.Node | None:
+    """The argument into whose memory the result of a node looks, or may look."""
+    viewed = 0 if node.target is getitem else traits(node.target).viewed
+    seen = () if viewed is None else node.args[viewed : viewed + 1]
+    return next((source for source in chain(written_nodes(node), seen) if isinstance(source, fx.Node)), None)
+
+
+def owner_of(node: fx.Node) -> fx.Node:
+    """The first value that looks into the memory of one: an input, or what an operator has made."""
+    source = looked_into(node)
+    if source is None or (node.target is getitem and looked_into(source) is None):
+        return node
+    return owner_of(source)
 
 
 def without_outputs(target: OpOverload, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -219,9 +219,10 @@ class FunctionMode(TorchFunctionMode):
         if self.recorder.decider is not None:
             func, args = with_static_batch_sizes(self.recorder.decider, func, args)
             args = (self.recorder.decider.whole(args[0]),) if func is _AS_INTEGER else args
-        if (
-            func in _INDEXINGS and not torch._C._len_torch_function_stack()
-        ):  # another mode may have its own way
+        has_other_modes = (
+            torch._C._len_torch_function_stack() > 0
+        )  # which may index by tensors in their own way
+        if func in _INDEXINGS and not has_other_modes:
             args = (args[0], self._with_numbers_read(args[1]), *args[2:])
         if func in _INDEXINGS and isinstance(args[1], tuple | list):
             kind = list if isinstance(args[1], list) else tuple

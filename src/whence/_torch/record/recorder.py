@@ -403,8 +403,8 @@ class Recorder(ProxyTorchDispatchMode):
             args, kwargs = without_default_generator(args, kwargs)
             if (strange := object_among((*args, *kwargs.values()))) is not None:
                 raise object_met(func, strange, self.listener.model.here())
-        if self.environment is not None and func._schema.is_mutable:
-            self._results.forget(args)
+        if self.environment is not None:
+            self._results.follow(func, args, kwargs, self.node_of)
         if self.is_inside_composite:
             return self._result_of(func, args, kwargs)[0]
         try:

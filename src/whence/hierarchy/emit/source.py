@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from whence._torch.graphs import nested_graph, value_inputs, with_code
-from whence._torch.operators.schemas import OpOverload, entry_point
+from whence._torch.operators.schemas import OpOverload, entry_point, owner_of
 from whence._torch.subclasses.fully_sharded import is_distributed, whole
 from whence.hierarchy.emit.differentiable import straight_through, with_gradients, without_gradients
 from whence.hierarchy.plan.plan import Body, Plan
@@ -28,7 +28,6 @@ from whence.program.queries.marks import written_behind_autograd
 from whence.program.queries.memory_order import gathered, in_memory_order
 from whence.provenance import ModulePath
 from whence.provenance import Source as UserLine
-from whence.rewriting.aliases import owner_of
 from whence.schema import Phase
 
 _LITERALS = (bool, int, str, type(None))
