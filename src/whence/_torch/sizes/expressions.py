@@ -136,7 +136,7 @@ def over_names(size: Any) -> Any:
     """A size over symbols that are called as sizes are."""
     if not hasattr(size, "node"):
         return sympy.sympify(size)
-    names, found = size.node.shape_env.names, size.node.expr
+    names, found = getattr(size.node.shape_env, "names", {}), size.node.expr  # PyTorch's own has none
     symbols = {each: sympy.Symbol(names.get(each, str(each)), integer=True) for each in found.free_symbols}
     return found.xreplace(symbols)
 

@@ -80,7 +80,8 @@ class Operations:
         of_loss = log.of_loss.get(id(tensor))
         wanted = self.names.get(id(tensor), None if of_loss is None else of_loss.name)
         name = log.free_name(wanted)
-        if tensor.grad_fn is not None and not self.recorder.keeps_composites and mode_now(GRAD):
+        is_kept = wanted is not None and tensor.grad_fn is not None
+        if is_kept and not self.recorder.keeps_composites and mode_now(GRAD):
             raise history_followed(name, self.model.here())
         log.add(Met(name, tensor))
         return name
