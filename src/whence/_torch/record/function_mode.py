@@ -219,12 +219,12 @@ class FunctionMode(TorchFunctionMode):
         if self.recorder.decider is not None:
             func, args = with_static_batch_sizes(self.recorder.decider, func, args)
             args = (self.recorder.decider.whole(args[0]),) if func is _AS_INTEGER else args
-        has_other_modes = (
-            torch._C._len_torch_function_stack() > 0
-        )  # which may index by tensors in their own way
-        if func in _INDEXINGS and not has_other_modes:
+        if func not in _INDEXINGS:
+            return func, args, kwargs
+        if not torch._C._len_torch_function_stack():
+            # another mode, as that of flex attention, may index by tensors in its own way
             args = (args[0], self._with_numbers_read(args[1]), *args[2:])
-        if func in _INDEXINGS and isinstance(args[1], tuple | list):
+        if isinstance(args[1], tuple | list):
             kind = list if isinstance(args[1], list) else tuple
             index = self._with_numbers_listed(func, [*map(_as_index, args[1])])
             args = (args[0], kind(index), *args[2:])
@@ -380,6 +380,7 @@ def _items(index: Any) -> tuple[Any, ...]:
 
 
 def _with_selected(func: Any, args: Any) -> Any:
+    """The arguments of an index with the numbers of a run selected; the very same where it has none."""
     if func not in _INDEXINGS or not any(isinstance(item, torch.SymInt) for item in _items(args[1])):
         return args
     return (*_selected(args[0], _items(args[1])), *args[2:])
