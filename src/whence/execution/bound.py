@@ -27,7 +27,7 @@ from whence.guards.guarded import stale_capture
 from whence.hierarchy.emit.differentiable import laid_out, without_gradients
 from whence.hierarchy.emit.source import run_as
 from whence.hierarchy.value_shapes import described_at
-from whence.program import FlatProgram
+from whence.program import FlatProgram, Input, Whole
 from whence.program.arguments.fitting import other_autocast
 from whence.program.arguments.host_state import HostEffect, HostPlace
 from whence.program.arguments.optimizer_arguments import Step
@@ -338,8 +338,11 @@ def _faults_of_state(program: FlatProgram, subject: Subject, optimizer: object) 
     if program.signature.inputs_of(InputKind.TANGENT):
         what = "the program takes the gradients of its outputs, and nothing says which"
         found.append(Fault(what, remedy="capture with backward=loss, or call program.module()"))
-    if program.signature.wholes:
-        what = "the program's state holds tensors that are made of others"
+    leaves = {row.name for row in program.signature.inputs_of(InputKind.USER)}
+    rows = (row for row in program.signature.wholes if row.gradient is not None)
+    given = [row.path for row in rows if not leaves.isdisjoint(row.parts)]
+    if given:
+        what = f"{', '.join(given)} requires a gradient, and is made of other tensors"
         found.append(Fault(what, remedy="call program.module()"))
     if changing := list(_changing(program)):
         what = f"{', '.join(changing)} would change shape or dtype"
@@ -405,7 +408,8 @@ def other_optimizer(
     """In what an optimizer of these tensors is not like that of a step."""
     step: Any = program.step
     names = {id(tensor): name for name, tensor in reversed(tensors.items())}
-    rows = {path: row.path for row in program.signature.state for path in (row.path, *row.aliases)}
+    held: tuple[Input | Whole, ...] = (*program.signature.state, *program.signature.wholes)
+    rows = {path: row.path for row in held for path in (row.path, *row.aliases)}
     groups = tuple(
         tuple(rows.get(names.get(id(p), ""), "a tensor from outside the model") for p in group["params"])
         for group in optimizer.param_groups

@@ -15,6 +15,8 @@ from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import gradient_hooks
 from whence._torch.observe.training_steps import note_step, optimizer_hooks, own_values
 from whence._torch.plain_values import same_objects
+from whence._torch.pytrees import tree_unflatten
+from whence._torch.subclasses.wrapper_subclasses import is_composed, plain_parts
 from whence._torch.tensors import count_writes, write_all
 from whence.errors import CallError, Fault, StaleCapture
 from whence.execution.in_place import InPlace
@@ -34,7 +36,7 @@ from whence.program.arguments.optimizer_arguments import (
     inside,
     put_inside,
 )
-from whence.program.signature import Input, Output
+from whence.program.signature import Input, Output, Part
 from whence.schema import InputKind, OutputKind
 
 AGAIN = "capture again"
@@ -286,7 +288,21 @@ class Live:
                 why="eager would add to them; the program puts new ones in their place",
                 remedy="call zero_grad() before the step, or capture a step that begins with zero_grad()",
             )
-        ] * bool(held)
+        ] * bool(held) or [*self._made_otherwise()]
+
+    def _made_otherwise(self) -> Iterator[Fault]:
+        """Gradients of before that are not made of other tensors as they were."""
+        for name, parameter in self.step.gradients:
+            part, gradient = self._rows[name].part, self.tensors[parameter].grad
+            now = (
+                Part.of(f"{parameter}.grad", gradient, part.access)
+                if part is not None and is_composed(gradient)
+                else None
+            )
+            if part != now or (part is None and is_composed(gradient)):
+                yield Fault(
+                    f"{parameter}.grad was {part or 'a plain tensor'} at capture, is {now} now", remedy=AGAIN
+                )
 
     def begin(self) -> Callable[[], None]:
         """Make the state that the optimizer's first step would make; gives a way back."""
@@ -321,8 +337,7 @@ class Live:
         """Every input by its name."""
         rows = self.program.signature.inputs
         held = {row.name: found for row in rows if (found := self._tensor(row)) is not None}
-        gradients = ((name, self.tensors[parameter].grad) for name, parameter in self.step.gradients)
-        held |= {name: gradient for name, gradient in gradients if gradient is not None}
+        held |= dict(self._gradients_of_before())
         known = self._in_states
         held |= {
             slot.input: self._in_state(slot) if (now := known.get(slot.input, NOTHING)) is NOTHING else now
@@ -332,6 +347,15 @@ class Live:
         held |= {slot.input: slot.now(self.optimizer.param_groups) for slot in self.step.cycled}
         held |= {slot.input: slot.value for slot in self.step.counted}
         return held | self._leaves
+
+    def _gradients_of_before(self) -> Iterator[tuple[str, Tensor]]:
+        """The inputs that are gradients, or their parts, in order."""
+        names: dict[str, list[str]] = {}
+        for name, parameter in self.step.gradients:
+            names.setdefault(parameter, []).append(name)
+        for parameter, inputs in names.items():
+            parts = [part for _, part in plain_parts(self.tensors[parameter].grad)]
+            yield from zip(inputs, parts, strict=True)
 
     def _tensor(self, row: Input) -> Tensor | None:
         paths = (row.path, *row.aliases)
@@ -362,9 +386,9 @@ class Live:
             for name in self.step.cleared:
                 self.tensors[name].grad = None
             same = {id(self.tensors[name]) for name in self.step.zeroed}
-            for row, value in rows:
-                if row.kind is OutputKind.GRADIENT and value is not None:
-                    self._fill(values[of(row)], new[row.name], same)
+            gradients = [row for row, value in rows if row.kind is OutputKind.GRADIENT and value is not None]
+            for tensor, gradient in self._arrived({of(row): new[row.name] for row in gradients}, values):
+                self._fill(tensor, gradient, same)
         found |= {row.name: found[str(row.node)] for row, _ in rows if row.kind is OutputKind.EFFECT}
         if self.optimizer is not None:
             note_step(self.optimizer)
@@ -388,6 +412,17 @@ class Live:
         for counted in self.step.counted:
             if counted.input in numbers:
                 counted.place.put(numbers[counted.input])
+
+    def _arrived(
+        self, gradients: dict[str, Tensor], values: Mapping[str, Any]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """The gradient of each tensor; that of one which is made of others is made of theirs."""
+        for whole in self.program.signature.wholes:
+            parts = [gradients.pop(name, None) for name in whole.parts]
+            if whole.gradient is not None:
+                yield self.tensors[whole.path], tree_unflatten(parts, whole.gradient)
+        for name, gradient in gradients.items():
+            yield values[name], gradient
 
     def _fill(self, tensor: Tensor, gradient: Tensor, kept: Set[int]) -> None:
         """`.grad` as eager leaves it: a step says itself what it holds, any other backward adds to it."""

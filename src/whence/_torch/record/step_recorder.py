@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from whence._torch.autograd.nodes import below_autograd
 from whence._torch.fakes import FakeTensorMode
 from whence._torch.function_tracer import FunctionTracer
-from whence._torch.pytrees import tree_map_only
+from whence._torch.pytrees import tree_map_only, whole_leaves
 from whence._torch.record.annotations import note_function
 from whence._torch.record.direct_recording import unaliased
 from whence._torch.record.function_mode import FunctionMode
@@ -28,6 +28,7 @@ from whence._torch.sizes.numbers import (
     tensor_of,
     without_recorded,
 )
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 
 
 class NumberListener(ModelListener, Protocol):
@@ -95,6 +96,8 @@ class StepFunctionMode(FunctionMode):
         return super()._called(func, args, kwargs)
 
 
+_NOT_FUSED = "make the optimizer without fused=True: its kernel takes no number that only a run knows"
+_NOT_HANDED_ON = "let its class give the number to an operation on the parts as it is"
 _NO_LIST = "PyList_Check(arg)"
 """What C++ says of such a number in the place of a list of integers."""
 
@@ -144,6 +147,7 @@ class StepRecorder(Recorder):
     ) -> None:
         super().__init__(listening, fake_mode, is_joint=True, functions=functions)
         model = self.listener.model
+        self._handed_on: HandedOn | None = None
         self.arithmetic = Arithmetic(
             self._append_number, model.number_needed, model.number_decides, model.number_known
         )
@@ -173,12 +177,32 @@ class StepRecorder(Recorder):
         if func is ITEM and _is_numeric(args[0].dtype) and self.listener.model.reads_numbers:
             held = self.node_of(self.recognised(args[0]))
             return self.arithmetic.number(self._append_number(func, (held,)))
+        if self._handed_on is not None and not _holds_composed(args, kwargs):
+            args, kwargs = self._handed_on.given_back(args, kwargs)
         if holds_recorded(args) or (kwargs and holds_recorded(kwargs.values())):
+            if _holds_composed(args, kwargs):
+                return self._record_in_parts(func, args, kwargs or {})
             return self._record_with_numbers(func, args, kwargs or {})
         return super()._dispatched(func, types, args, kwargs)
 
+    def _record_in_parts(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Let the class of a composed tensor run an operator on the parts, which are given the numbers."""
+        outer, self._handed_on = self._handed_on, HandedOn()
+        try:
+            args, kwargs = self._handed_on.in_place_of((args, kwargs))
+            with self:
+                result = func(*args, **kwargs)
+            if (lost := self._handed_on.lost) is not None:
+                raise self.listener.model.number_needed(as_node(lost), _NOT_HANDED_ON)
+        finally:
+            self._handed_on = outer
+        return result
+
     def given_numbers(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Record an operator that is given numbers which only a run knows, past C++ that would want them."""
+        if _holds_composed(args, kwargs):
+            number = next(filter(is_recorded, kwargs.values()))
+            raise self.listener.model.number_needed(as_node(number), _NOT_FUSED)
         with disable_proxy_modes_tracing(), below_autograd():
             return self._record_with_numbers(func, args, kwargs)
 
@@ -211,6 +235,53 @@ class StepRecorder(Recorder):
         if isinstance(value, (list, tuple)):
             return type(value)([self._with_nodes(item) for item in value])
         return as_node(value) if is_recorded(value) else self.as_nodes(value)
+
+
+class HandedOn:
+    """Numbers that only a run knows, while the class of a composed tensor runs an operator on its parts.
+
+    That class may look at them, and at what it decided by others: it is given plain numbers in their place,
+    which nobody computes with, and the operation on the parts is given those that they stand for.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[float, Any] = {}
+        self._met: set[float] = set()
+
+    def in_place_of(self, arguments: Any) -> Any:
+        """Arguments with a plain number in the place of each of them."""
+        return tree_map_only(SymFloat, self._plain, arguments)
+
+    def _plain(self, number: Any) -> Any:
+        if not is_recorded(number):
+            return number
+        is_whole = number.node.arithmetic.is_whole(number)
+        plain = (_UNLIKELY if is_whole else _UNLIKELY + 0.5) + len(self._known)
+        self._known[plain] = number
+        return plain
+
+    def given_back(self, args: Any, kwargs: Any) -> Any:
+        """Arguments with the numbers in the place of what stands for them."""
+        return tree_map_only((int, float), self._number, (args, kwargs or {}))
+
+    def _number(self, value: Any) -> Any:
+        if value not in self._known:
+            return value
+        self._met.add(value)
+        return self._known[value]
+
+    @property
+    def lost(self) -> Any:
+        """One that no operation on the parts was given."""
+        return next((number for plain, number in self._known.items() if plain not in self._met), None)
+
+
+_UNLIKELY = 9_369_319
+"""With what the plain numbers begin: nothing is decided by them, and no model has them."""
+
+
+def _holds_composed(args: Any, kwargs: Any) -> bool:
+    return any(map(is_composed, whole_leaves((args, kwargs))))
 
 
 def _is_numeric(dtype: torch.dtype) -> bool:

@@ -136,7 +136,8 @@ def has_static_sizes(layout: Composition) -> bool:
     return all(not isinstance(size, SymInt) or place is not None for size, place in sizes)
 
 
-def _tensors_of(tensor: Any) -> list[tuple[str, Tensor]]:
+def tensors_of(tensor: Any) -> list[tuple[str, Tensor]]:
+    """The tensors that a tensor is made of, with the attributes that hold them."""
     names, _ = tensor.__tensor_flatten__()
     held = [(name, getattr(tensor, name)) for name in names]
     return [(name, value) for name, value in held if isinstance(value, Tensor)]
@@ -153,7 +154,7 @@ def flattened_tensor(value: Any) -> Any:
 def plain_parts(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Tensor]]:
     """The plain tensors of a tensor, each with the attributes that lead to it."""
     if is_composed(value):
-        for name, part in _tensors_of(value):
+        for name, part in tensors_of(value):
             yield from plain_parts(part, (*path, name))
     else:
         yield path, value
@@ -345,7 +346,7 @@ def _odd_parts(tensor: Any) -> tuple[str, str] | None:
     if tensor.is_nested:
         why = "a jagged tensor has a length of its own for each row, which no size of the program stands for"
         return why, _PADDED
-    parts = _tensors_of(tensor)
+    parts = tensors_of(tensor)
     for name, part in parts:
         if getattr(tensor, name) is not part:
             why = f"its {name} is another tensor each time it is asked for, and is known by which it is"

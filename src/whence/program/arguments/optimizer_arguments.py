@@ -15,6 +15,7 @@ from whence._torch.observe.attribute_reads import NOTHING, has_attributes, own_a
 from whence._torch.patching import without_patches
 from whence._torch.plain_values import PLAIN, same_constant
 from whence._torch.sizes.numbers import is_recorded
+from whence._torch.subclasses.wrapper_subclasses import is_composed, mesh_of, placements_of, tensors_of
 from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber, HostPlace
 from whence.program.names import OfClass
 
@@ -72,7 +73,8 @@ class StatePart(NamedTuple):
         if is_number(self.value):
             return NUMBER
         kind = type(self.value)
-        return "a tensor" if isinstance(self.value, Tensor) else f"{kind.__module__}.{kind.__qualname__}"
+        is_plain = isinstance(self.value, Tensor) and not is_composed(self.value)
+        return "a tensor" if is_plain else f"{kind.__module__}.{kind.__qualname__}"
 
     @property
     def is_known(self) -> bool:
@@ -107,6 +109,8 @@ def _items_of_state(value: Any) -> Iterator[tuple[Any, str, Any]]:
 
 
 def _is_entered(value: Any) -> bool:
+    if is_composed(value):
+        return True
     is_leaf = type(value) in PLAIN or isinstance(value, _LEAVES) or is_number(value)
     return isinstance(value, (dict, *_ROWS)) or (has_attributes(value) and not is_leaf)
 
@@ -126,6 +130,8 @@ def put_inside(value: Any, way: Way, new: Any) -> None:
 
 
 def _holder(value: Any) -> Any:
+    if is_composed(value):
+        return dict(tensors_of(value))
     return value if isinstance(value, (dict, *_ROWS)) else own_attributes(value)
 
 
@@ -229,6 +235,8 @@ def constant_of(part: StatePart) -> Any:
         return f"{part.value.__module__}.{part.value.__qualname__}"
     if is_plain_set(part.value):
         return frozenset(part.value)
+    if is_composed(part.value):
+        return (tuple(part.value.shape), mesh_of(part.value), placements_of(part.value))
     return part.value if type(part.value) in PLAIN else None
 
 

@@ -51,6 +51,14 @@ def in_parts(
     return tuple(found_keys), tuple(found)
 
 
+def root_by_part(root: Tensor, gradient: Tensor) -> Iterator[tuple[GradientKey | None, Tensor, Tensor]]:
+    """What a backward begins with, and its gradient, part by part, each with the key of the part."""
+    keys, seeds = in_parts([gradient_key(root)], [gradient])
+    for key, (_, part), seed in zip(keys, plain_parts(root), seeds, strict=True):
+        if seed is not None:
+            yield key, part, seed
+
+
 def gradient_parts(whole: Composed, gradient: Tensor | None) -> tuple[TreeSpec | None, list[Tensor | None]]:
     """The structure of the gradient of a composed tensor and its plain parts, one for each of the tensor's.
 

@@ -68,6 +68,7 @@ def _owners(recorded: RecordedStep, step: StepNotes) -> Iterator[tuple[fx.Node, 
     """Every operation that keeps a gradient or follows the backward outside modules, and its parameter."""
     log = recorded.session.log
     parameters = {str(row.paths[0]): node for row, node in recorded.prepared.state}
+    parameters |= {whole.path: whole.nodes[0] for whole in recorded.prepared.wholes}
     known: dict[fx.Node, Owner] = {
         **{node: node for node in parameters.values()},
         **{node: parameters[row.of] for row, node in recorded.rows if row.of is not None},

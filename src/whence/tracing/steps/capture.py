@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from whence._torch.observe.hooks import hooks_on_gradient
-from whence._torch.subclasses.wrapper_subclasses import is_composed
+from whence._torch.subclasses.fully_sharded import is_sharded, name_of_class
 from whence.dependence.observed import Observed
 from whence.errors import UnsupportedStep
 from whence.program import FlatProgram
@@ -93,7 +93,7 @@ def _captured(
     refuse_uninitialised(subject)
     begin_scales(subject.call, next((row.tensor.device for row in subject.state), torch.device("cpu")))
     refuse_sharding(subject, differentiates=True)
-    _refuse_composed(subject, example)
+    _refuse_managed(subject)
     _refuse_history(example)
     if any(hooks_on_gradient(row.tensor) for row in subject.state):
         wish = replace(wish, reuse=wish.reuse.but_for(None, HOOKED))
@@ -111,13 +111,15 @@ def _captured(
     return program, replace(observed, variables=(*observed.variables, *recorded.outside)), session
 
 
-def _refuse_composed(subject: Subject, example: Example) -> None:
-    wholes = [*example.wholes, *(row.tensor for row in subject.state if is_composed(row.tensor))]
-    if wholes:
+def _refuse_managed(subject: Subject) -> None:
+    managed = [(path, module) for path, module in subject.named_modules() if is_sharded(module)]
+    if managed:
+        path, module = managed[0]
         raise UnsupportedStep(
-            f"a {type(wholes[0]).__name__} is made of other tensors",
-            why="what an optimizer does to such a tensor happens in its parts, which is not recorded yet",
-            remedy="capture the model with backward=loss, and let the optimizer run by itself",
+            f"FSDP manages {path or '(root)'} ({name_of_class(module)})",
+            why="the program of a model has the whole parameters, and the optimizer has the shards of them",
+            remedy="capture the step before fully_shard; or capture the model with backward=loss, and let "
+            "the optimizer run by itself",
         )
 
 

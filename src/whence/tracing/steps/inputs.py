@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from whence._torch.subclasses.wrapper_subclasses import plain_parts
 from whence.errors import UnsupportedStep
 from whence.program.arguments.optimizer_arguments import (
     EVERYWHERE,
@@ -23,11 +24,13 @@ from whence.program.arguments.optimizer_arguments import (
     put_inside,
 )
 from whence.program.names import as_name
+from whence.program.signature import Part
 from whence.schema import InputKind
 from whence.tracing.steps.first_step import StateBefore, StepAssumptions
 from whence.tracing.steps.host.memory import refuse_alias
 from whence.tracing.steps.optimizer import RATE, OptimizerEntry, Optimizing
 from whence.tracing.steps.session import StepInput, StepSession
+from whence.tracing.target.subject import StateTensor, plain_tensors
 
 _NOTED = "max_momentum"
 
@@ -80,16 +83,29 @@ def beginnings(found: Taken) -> Iterator[tuple[fx.Node, Tensor]]:
 
 def gradients_of_before(session: StepSession) -> Iterator[StepInput]:
     """Inputs for the gradients that parameters and buffers have."""
-    memory = [row.tensor for row in session.run.subject.state]
+    memory = [row.tensor for row in plain_tensors(session.run.subject.state)]
     for row in session.run.subject.state:
         if row.tensor.is_leaf and row.tensor.grad is not None:
-            refuse_alias(row.tensor.grad, memory, f"the gradient of {row.paths[0]}")
             _refuse_followed(row.tensor.grad, f"the gradient of {row.paths[0]}")
-            path = f"{row.paths[0]}.grad"
-            node = session.recorder.adopt(row.tensor.grad, "_".join(["s", *row.paths[0], "grad"]))
-            session.step.taken[id(row.tensor)] = node
-            said = f"the gradient {path}"
-            yield session.input_row(node, path, said=said, of=row, kind=InputKind.STEP_STATE)
+            inputs = [*_gradient_inputs(session, row, row.tensor.grad, memory)]
+            session.step.taken[id(row.tensor)] = tuple(node for _, node in inputs)
+            yield from inputs
+
+
+def _gradient_inputs(
+    session: StepSession, row: StateTensor, gradient: Tensor, memory: list[Tensor]
+) -> Iterator[StepInput]:
+    """An input for a gradient, or for each tensor that it is made of."""
+    path = f"{row.paths[0]}.grad"
+    for access, tensor in plain_parts(gradient):
+        refuse_alias(tensor, memory, f"the gradient of {row.paths[0]}")
+        node = session.recorder.adopt(tensor, "_".join(["s", *row.paths[0], "grad", *access]))
+        inside = ".".join(access)
+        part = Part.of(path, gradient, inside) if access else None
+        name = ".".join([path, *access])
+        yield session.input_row(
+            node, name, said=f"the gradient {path}", of=row, kind=InputKind.STEP_STATE, part=part
+        )
 
 
 def _refuse_followed(gradient: Tensor, name: str) -> None:

@@ -7,9 +7,11 @@ from operator import attrgetter
 from typing import Any
 from weakref import ReferenceType
 
+import torch
 from torch import Tensor, fx
 
 from whence._torch.fakes import FakeTensor
+from whence._torch.subclasses.wrapper_subclasses import is_composed, layout_of, plain_parts
 from whence.errors import CaptureError, Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Outside
 from whence.tracing.log.log import Log
@@ -42,9 +44,9 @@ class BackwardRun:
 class StepNotes:
     """What is noted of a step: passes of autograd, and what became of gradients.
 
-    `before` are gradients that were there when it began, by the identity of the tensor, `taken` those of them
-    that are inputs. `cleared` and `assumed` are parameters whose gradient was taken away, or was absent,
-    before the first one arrived.
+    `before` are gradients that were there when it began, by the identity of the tensor, `taken` the inputs
+    that are those of them, or their parts. `cleared` and `assumed` are parameters whose gradient was taken
+    away, or was absent, before the first one arrived.
     `forgotten` says of parameters among the `assumed` how many operations there were when their gradient was
     taken away again, `asked` of which ones Python asked for the gradient before one arrived. `zeroed` are
     the zeros in the place of gradients of before that were filled with them, by parameter. `tracked` are
@@ -62,7 +64,7 @@ class StepNotes:
     others: dict[int, Tensor] = field(default_factory=dict)
     leaves: dict[int, fx.Node] = field(default_factory=dict)
     before: dict[int, Tensor] = field(default_factory=dict)
-    taken: dict[int, fx.Node] = field(default_factory=dict)
+    taken: dict[int, tuple[fx.Node, ...]] = field(default_factory=dict)
     counting: Counting = field(default_factory=Counting)
     rates: set[fx.Node] = field(default_factory=set)
     cycled: set[fx.Node] = field(default_factory=set)
@@ -83,6 +85,11 @@ class StepNotes:
         self.state = frozenset(map(id, state))
         self.leaves |= {id(tensor): node for tensor, node in leaves}
         self.before |= {id(tensor): tensor.grad for tensor, _ in leaves if tensor.grad is not None}
+
+    def owner_of(self, tensor: Tensor) -> int | None:
+        """The tensor whose gradient of before that one is, or is a part of."""
+        rows = ((key, part) for key, held in self.before.items() for _, part in plain_parts(held))
+        return next((key for key, part in rows if part is tensor), None)
 
     @contextmanager
     def optimizing(self, *, reads_numbers: bool = True) -> Iterator[None]:
@@ -135,3 +142,14 @@ class StepNotes:
         early = set(log.order[: self.forgotten[key]])
         held = {node for node, leaf in log.kept.items() if leaf == key and node in early}
         return not held & results and all(user in held for node in held for user in node.users)
+
+
+def zeros_are_alike(parameter: Tensor, gradient: Tensor) -> bool:
+    """Whether zeros like the parameter are like the gradient, too, which is nobody else's memory."""
+    if is_composed(gradient) or is_composed(parameter):
+        return type(gradient) is type(parameter) and layout_of(gradient) == layout_of(parameter)
+    if gradient.layout is not torch.strided or gradient.dtype != parameter.dtype:
+        return False
+    if gradient.untyped_storage().nbytes() != gradient.nbytes:
+        return False
+    return gradient.stride() == torch.empty_like(parameter, device="meta").stride()

@@ -31,6 +31,7 @@ from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import tree_flatten
 from whence._torch.sizes.numbers import is_recorded
 from whence._torch.subclasses.fully_sharded import name_of_class
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.dependence.snapshots import Saved, save_all, way_back
 from whence.errors import Fault, UnsupportedHook, UnsupportedStep, UsageError
 from whence.program.arguments.optimizer_arguments import (
@@ -164,7 +165,7 @@ class Optimizing:
         return is_object or isinstance(part.value, Enum) or self._is_input(part.value)
 
     def _is_input(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and id(value) not in self.state
+        return isinstance(value, Tensor) and not is_composed(value) and id(value) not in self.state
 
     def touched(self) -> Iterator[StateHome]:
         """Where the state of a parameter has been looked for, which makes one, and nothing was put there."""
@@ -192,8 +193,12 @@ class Optimizing:
         return {
             piece.place: StateFrame(piece.home, piece.way[0], frame_of(piece.value))
             for piece in self.pieces()
-            if not (isinstance(piece.value, Tensor) or piece.is_empty or is_number(piece.value))
+            if not (self._is_leaf(piece.value) or piece.is_empty)
         }
+
+    @staticmethod
+    def _is_leaf(value: Any) -> bool:
+        return is_number(value) or (isinstance(value, Tensor) and not is_composed(value))
 
     def settings(self) -> list[Setting]:
         """Everything else in the groups, and numbers that are attributes."""

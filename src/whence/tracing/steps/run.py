@@ -19,13 +19,14 @@ from whence._torch.observe.training_steps import (
     methods_of,
     observed_step,
 )
-from whence._torch.pytrees import tree_flatten, tree_unflatten
+from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten
 from whence._torch.refusals import data_replaced
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, SideEffect, UnsupportedStep
 from whence.program.arguments.containers import containers_in
 from whence.program.arguments.optimizer_arguments import Outside, Step, is_number
 from whence.provenance import Source
+from whence.tracing.attribution.wrapper_subclasses import Composed, gradient_parts
 from whence.tracing.reads.attribute_reads import tensor_attributes
 from whence.tracing.recording.backward import Backward
 from whence.tracing.recording.partial import keeping_what_was_recorded
@@ -180,7 +181,9 @@ def _run(
         taken = take()
         numbers = session.step.counting.known.items()
         begun = [*numbers, *beginnings(taken)] if example.decides else []
-        session.step.begin(_gradient_leaves(prepared), (row.tensor for row in subject.state))
+        wholes = [(whole.tensor, whole.nodes[0]) for whole in _wholes(prepared)]
+        leaves = [*_gradient_leaves(prepared), *wholes]
+        session.step.begin(leaves, (row.tensor for row in subject.state))
         undoing.later(_without_gradients(prepared))
         active.enter_context(listening(session, session.calls, prepared, reads))
         reads.begin(taken.twins)
@@ -215,7 +218,8 @@ def _recorded(
     held = {row.name: getattr(recorded, row.name) for row in fields(recorded)}
     held["reassigned"] = (*recorded.reassigned, *_replaced(session, found, taken), *host.pairs)
     held["kept"] = host.kept
-    held |= {"backward": _backward(session, leaves), "rows": taken.rows, "is_step": True}
+    backward = _backward(session, leaves, _wholes(recorded.prepared))
+    held |= {"backward": backward, "rows": taken.rows, "is_step": True}
     results = frozenset(node for node in recorded.result_nodes if node is not None)
     step = _step(subject, session, found, taken, results)
     return RecordedStep(
@@ -226,6 +230,11 @@ def _recorded(
 def _gradient_leaves(prepared: Prepared) -> list[tuple[Tensor, fx.Node]]:
     """Everything that may hold a gradient."""
     return [pair for pair in prepared.differentiable() if pair[0].is_leaf]
+
+
+def _wholes(prepared: Prepared) -> list[Composed]:
+    """Those of them that are made of other tensors."""
+    return [whole for whole in prepared.wholes if whole.tensor.is_leaf and whole.tensor.requires_grad]
 
 
 def _without_gradients(prepared: Prepared) -> Callable[[], None]:
@@ -305,21 +314,34 @@ def _refuse_other_kinds(paths: Sequence[str], session: StepSession) -> None:
         )
 
 
-def _backward(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) -> Backward:
+def _backward(
+    session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]], wholes: Sequence[Composed]
+) -> Backward:
     """Gradients that are left, and what the passes began with."""
-    left = [
-        (node, session.tensors.known(gradient))
-        for tensor, node in leaves
-        if (gradient := tensor.grad) is not None and gradient is not session.step.before.get(id(tensor))
-    ]
+    found = [(node, gradient) for tensor, node in leaves if (gradient := _left(session, tensor)) is not None]
+    structures: dict[str, TreeSpec] = {}
+    for whole in wholes:
+        if (gradient := _left(session, whole.tensor)) is not None:
+            spec, parts = gradient_parts(whole, gradient)
+            found += [(node, part) for node, part in zip(whole.nodes, parts, strict=True) if part is not None]
+            structures |= {whole.path: spec} if spec is not None else {}
+    left = [(node, session.tensors.known(gradient)) for node, gradient in found]
     for tensor, node in leaves:
         if (zeros := session.step.zeroed.get(id(tensor))) is not None and tensor.grad is not zeros():
             raise GradientRead(session.log.inputs[node], session.run.places.here())
     _refuse_one_for_several(session, leaves)
     roots = tuple((seed, seed) for run in session.step.runs for _, seed in run.roots)
     return Backward(
-        roots=roots, targets=tuple(node for node, _ in left), gradients=tuple(node for _, node in left)
+        roots=roots,
+        targets=tuple(node for node, _ in left),
+        gradients=tuple(node for _, node in left),
+        structures=structures,
     )
+
+
+def _left(session: StepSession, tensor: Tensor) -> Tensor | None:
+    """The gradient that a tensor has, unless it had that before."""
+    return None if tensor.grad is session.step.before.get(id(tensor)) else tensor.grad
 
 
 def _refuse_one_for_several(session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]]) -> None:
@@ -361,7 +383,7 @@ def _step(
         numbers=taken.groups,
         cycled=taken.cycled,
         with_gradient=frozenset(names[key] for key in (*noted.zeroed, *noted.taken) if key in names),
-        gradients=tuple((node.name, names[key]) for key, node in noted.taken.items()),
+        gradients=tuple((node.name, names[key]) for key, nodes in noted.taken.items() for node in nodes),
         without_gradient=frozenset(
             names[key]
             for key in noted.assumed

@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from whence._torch.autograd.nodes import (
-    gradient_key,
     inside_backward,
     next_sequence_number,
     nodes_below_tensors,
@@ -28,9 +27,11 @@ from whence._torch.observe.module_calls import ObservedCall
 from whence._torch.observe.training_steps import Optimizers, is_around_another, is_one_of, is_scaling
 from whence._torch.record.step_recorder import StepRecorder
 from whence._torch.sizes.numbers import as_node
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import CaptureError, DataDependent, Place, UnsupportedStep
-from whence.program.signature import Input
+from whence.program.signature import Input, Part
 from whence.schema import InputKind, Phase
+from whence.tracing.attribution.wrapper_subclasses import made_otherwise, root_by_part
 from whence.tracing.listening.branches import Branches
 from whence.tracing.listening.data_dependence import NO_NUMBERS, value_of
 from whence.tracing.listening.model_acts import ModelActs
@@ -46,7 +47,7 @@ from whence.tracing.replay.replay import replay_of
 from whence.tracing.reuse import AnotherAttempt, Reuse
 from whence.tracing.steps.counters import roots_of
 from whence.tracing.steps.host.schedules import Scheduled
-from whence.tracing.steps.notes import BackwardRun, StepNotes
+from whence.tracing.steps.notes import BackwardRun, StepNotes, zeros_are_alike
 from whence.tracing.steps.optimizer import Optimizing
 from whence.tracing.target.subject import StateTensor
 
@@ -118,8 +119,7 @@ class StepOperations(Operations):
 
     def met_tensor(self, tensor: Tensor) -> str:
         """A tensor from outside; a gradient of before is an input."""
-        owners = (key for key, held in self.step.before.items() if held is tensor)
-        if (owner := next(owners, None)) is not None:
+        if (owner := self.step.owner_of(tensor)) is not None:
             raise GradientRead(self.run.log.inputs[self.step.leaves[owner]], self.model.here())
         return super().met_tensor(tensor)
 
@@ -282,9 +282,10 @@ class StepPasses(Passes):
     ) -> Callable[[int, int, int], BackwardRun]:
         """A pass begins; what to note of it when it is over."""
         pairs = [
-            (gradient_key(root), self.tensors.known(root), self.tensors.known(gradient))
+            (key, self.tensors.known(part), self.tensors.known(seed))
             for root, gradient in zip(roots, gradients, strict=True)
             if gradient is not None
+            for key, part, seed in root_by_part(root, gradient)
         ]
         self._belated(roots)
         if self.step.runs:
@@ -350,6 +351,8 @@ class StepPasses(Passes):
 
     def gradient_is_kept(self, leaf: Tensor) -> None:
         """What was recorded since has put the gradient into `.grad`."""
+        if is_composed(leaf.grad) is not is_composed(leaf) and id(leaf) in self.step.leaves:
+            raise made_otherwise(self.run.log.inputs[self.step.leaves[id(leaf)]], leaf, leaf.grad)
         for node in self.run.log.order[self.step.arriving :]:
             self.run.log.add(GradientKept(node, id(leaf)))
 
@@ -366,7 +369,7 @@ class StepPasses(Passes):
             before = self.step.before.get(id(parameter))
             if id(parameter) in self.step.taken:
                 continue
-            if before is None or parameter.grad is not before or not _is_alike(parameter, before):
+            if before is None or parameter.grad is not before or not zeros_are_alike(parameter, before):
                 continue
             with torch.no_grad():
                 parameter.grad = torch.zeros_like(parameter)
@@ -447,10 +450,12 @@ class StepSession(Session):
         said: str = "",
         of: StateTensor | None = None,
         kind: InputKind = InputKind.OPTIMIZER_STATE,
+        part: Part | None = None,
     ) -> StepInput:
         """The row of an input beside the model's, perhaps `of` a parameter; `said` is what errors call it."""
         self.log.add(InputNamed(node, said or path))
-        made = Input(node.name, kind, path, value=self.step.counting.known.get(node, node.meta["val"]))
+        value = self.step.counting.known.get(node, node.meta["val"])
+        made = Input(node.name, kind, path, value=value, part=part)
         if of is None:
             return made, node
         return replace(made, module=of.paths[0].parent, module_type=of.owner, of=str(of.paths[0])), node
@@ -489,12 +494,3 @@ def new_step_session(
     replay = replay_of(Recording(run, recorder, tensors, passes), reuse, functions)
     calls = StepCalls(run, tensors, branches, replay, recorder.watching_functions, step=step)
     return StepSession(run, recorder, tensors, passes, branches, replay, calls, step=step)
-
-
-def _is_alike(parameter: Tensor, gradient: Tensor) -> bool:
-    """Whether zeros like the parameter are like the gradient, too, which is nobody else's memory."""
-    if gradient.layout is not torch.strided or gradient.dtype != parameter.dtype:
-        return False
-    if gradient.untyped_storage().nbytes() != gradient.nbytes:
-        return False
-    return gradient.stride() == torch.empty_like(parameter, device="meta").stride()
