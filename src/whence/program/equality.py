@@ -157,6 +157,7 @@ class Regions:
             yield len(origin_of(node).calls)
             if straight:
                 yield node.name in straight
+                yield node.name in self.program.facts.behind
             yield from (node.name in mode for mode in modes if mode)
 
     def _shares_state(self, number: int) -> bool:
@@ -241,6 +242,7 @@ class Key:
             regions.homes[node] - self.number,
             leaves,
             node.name in regions.program.facts.straight_through,
+            node.name in regions.program.facts.behind,
             node.name in regions.program.facts.turned_on,
             node.name in regions.program.facts.turned_off,
             id(origin.phase),

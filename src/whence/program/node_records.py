@@ -50,7 +50,8 @@ class NodeRecord(NamedTuple):
     with a loss. `is_differentiable` carried a gradient where modules exchanged it. In a forward-only program
     `is_straight_through` hands the gradient of its result to its first argument unchanged, and gradients of
     what `is_turned_on` are recorded whatever the caller's grad mode is; what `is_turned_off` hears that it is
-    off, in a backward and a step, too.
+    off, in a backward and a step, too. What `is_behind` writes behind autograd's back: what autograd has kept
+    of its first argument is the new value from then on.
     """
 
     origin: Origin | None = None
@@ -62,6 +63,7 @@ class NodeRecord(NamedTuple):
     is_straight_through: bool = False
     is_turned_on: bool = False
     is_turned_off: bool = False
+    is_behind: bool = False
 
 
 _BLANK = NodeRecord()
@@ -123,6 +125,7 @@ class GraphFacts:
     straight_through: frozenset[str] = frozenset()
     turned_on: frozenset[str] = frozenset()
     turned_off: frozenset[str] = frozenset()
+    behind: frozenset[str] = frozenset()
     unclear: frozenset[tuple[str, int]] = frozenset()
 
     @cached_property
@@ -167,6 +170,7 @@ def _marks(facts: GraphFacts) -> Iterable[tuple[str, Iterable[str]]]:
     yield "is_straight_through", facts.straight_through
     yield "is_turned_on", facts.turned_on
     yield "is_turned_off", facts.turned_off
+    yield "is_behind", facts.behind
 
 
 def facts_in(graph: fx.Graph) -> GraphFacts:
@@ -187,5 +191,6 @@ def facts_in(graph: fx.Graph) -> GraphFacts:
         straight_through=frozenset(name for name, record in records.items() if record.is_straight_through),
         turned_on=frozenset(name for name, record in records.items() if record.is_turned_on),
         turned_off=frozenset(name for name, record in records.items() if record.is_turned_off),
+        behind=frozenset(name for name, record in records.items() if record.is_behind),
         unclear=frozenset((name, call) for name, record in records.items() for call in record.unclear),
     )

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from whence._torch.autograd.replaced_data import PUTS_DATA
+from whence._torch.autograd.replaced_data import PUTS_DATA, is_data
 from whence._torch.graphs import fake_result
 from whence._torch.operators.schemas import (
     WRAPPER,
@@ -35,7 +35,7 @@ from whence._torch.sizes.nodes import SizeNodes
 from whence._torch.sizes.symbols import SYMBOLIC, is_surely_contiguous
 from whence.errors import Fault, UnsupportedMutation
 from whence.program.node_records import origin_of, place_of, set_origin
-from whence.rewriting.layouts import have_one_layout
+from whence.rewriting.layouts import drawn_in_memory_order, laid_out_as
 from whence.schema import Phase
 
 aten = torch.ops.aten
@@ -59,7 +59,8 @@ class Functional:
     `replaced` from a removed node to the node that holds its value; `history` lists the values that a tensor
     went through; `sources` leads from a node made here to the recorded one it was made for, `overwritten`
     from one that holds what was written to the one that held the tensor until then, and `copied` where all
-    of it came from elsewhere; `looking` are nodes that take a view again.
+    of it came from elsewhere; `looking` are nodes that take a view again, and those `behind` write behind
+    autograd's back.
     """
 
     graph: fx.Graph
@@ -77,6 +78,7 @@ class Functional:
     overwritten: dict[fx.Node, fx.Node] = field(default_factory=dict)
     copied: dict[fx.Node, fx.Node] = field(default_factory=dict)
     looking: dict[fx.Node, None] = field(default_factory=dict)
+    behind: dict[fx.Node, None] = field(default_factory=dict)
 
     def final(self, node: fx.Node, last: fx.Node | None = None) -> fx.Node:
         """The node that holds, at the end of the graph, the value of the tensor that `node` recorded.
@@ -109,6 +111,11 @@ class Functional:
     def names_where(self, holds: Callable[[fx.Node], bool]) -> frozenset[str]:
         """The nodes that were made for a recorded one of which something holds."""
         return frozenset(node.name for node in self.graph.nodes if holds(self.sources.get(node, node)))
+
+    @property
+    def names_behind(self) -> frozenset[str]:
+        """The nodes that write behind autograd's back."""
+        return frozenset(node.name for node in self.behind)
 
     def identity(self, node: fx.Node) -> fx.Node:
         """The node that first stood for the tensor."""
@@ -328,7 +335,7 @@ def _computed(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Node:
     tensor = node.args[0]
     is_contiguous = not isinstance(tensor, fx.Node) or is_surely_contiguous(tensor.meta["val"])
     if twin is aten.bernoulli.p and not is_contiguous:
-        return _drawn_in_memory_order(twin, node, writer)
+        return drawn_in_memory_order(twin, node, writer)
     if rounds_in_place(twin, _tensors_of(node)):
         return _multiplied_in_half(twin, node, writer)
     if twin is aten.zero.default and tensor.meta["val"].is_complex():  # type: ignore[union-attr]
@@ -385,17 +392,6 @@ def _cloned_as_target(node: fx.Node, writer: _NodeWriter) -> fx.Node:
     return writer(aten.clone.default, value)
 
 
-def _drawn_in_memory_order(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Node:
-    """`bernoulli_` draws in the order of memory, `bernoulli` in the order of dimensions."""
-    target: Any = node.target
-    tensor, *rest = node.args
-    strides = tensor.meta["val"].stride()  # type: ignore[union-attr]
-    order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
-    kwargs = {**node.kwargs, **missing_defaults(target, twin, node.args, node.kwargs)}
-    drawn = writer(twin, writer(aten.permute.default, tensor, order), *rest, **kwargs)
-    return writer(aten.permute.default, drawn, [order.index(axis) for axis in range(len(order))])
-
-
 def _as_before(value: fx.Node, tensor: fx.Node, writer: _NodeWriter) -> fx.Node:
     """In-place operations keep the dtype and shape of the tensor they write; their twins may not. A gradient
     is first cast back, and then summed."""
@@ -420,15 +416,19 @@ def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWr
     base = _base_of(state, recorded)
     _refuse_shared(state, base, writer.node)
     before, whole = state.current(tensor, writer), state.latest.get(base, base)
-    written = value if view is None else _written_through(state, view, value, writer)
-    state.latest[base] = _laid_out_as(whole, written, writer)
+    is_behind = PUTS_DATA in writer.node.meta or (view is not None and any(map(is_data, view.steps)))
+    written = value if view is None else _written_through(state, view, value, writer, is_seen=not is_behind)
+    if is_behind:
+        written = writer(aten.copy.default, whole, written)
+        state.straight[written] = state.behind[written] = None
+    state.latest[base] = laid_out_as(whole, written, writer)
     state.overwritten[state.latest[base]] = whole
     if writer.node.target is aten.copy_.default and state.latest[base] is value:
         state.copied[value] = whole
     state.versions[base] = state.versions.get(base, 0) + 1
     state.history.setdefault(base, []).append(state.latest[base])
-    if view is not None:
-        taken = _laid_out_as(before, value, writer)
+    if view is not None and not is_behind:
+        taken = laid_out_as(before, value, writer)
         state.overwritten.setdefault(taken, before)
         state.taken[tensor] = (state.versions[base], taken)
 
@@ -441,14 +441,6 @@ def _refuse_shared(state: Functional, base: fx.Node, writing: fx.Node) -> None:
             raise _NoForm(writing, "another tensor, sparse or with this one as its data, shares the memory")
 
 
-def _laid_out_as(before: fx.Node, value: fx.Node, writer: _NodeWriter) -> fx.Node:
-    """`value` in the memory of the tensor that is written: other strides can give later readers other last
-    bits."""
-    if have_one_layout(before, value):
-        return value
-    return written_into(aten.slice_scatter.default, before, value, writer)
-
-
 def _looked_through(state: Functional, view: View, writer: _NodeWriter) -> list[fx.Node]:
     """The newest value of the base, and of each step of the view."""
     values = [state.latest.get(view.base, view.base)]
@@ -458,7 +450,10 @@ def _looked_through(state: Functional, view: View, writer: _NodeWriter) -> list[
     return values
 
 
-def _written_through(state: Functional, view: View, value: fx.Node, writer: _NodeWriter) -> fx.Node:
+def _written_through(
+    state: Functional, view: View, value: fx.Node, writer: _NodeWriter, *, is_seen: bool
+) -> fx.Node:
+    """The new value of the base; a write that autograd has seen hands gradients on where it is detached."""
     values = _looked_through(state, View(view.base, view.steps[:-1]), writer)
     for position in reversed(range(len(view.steps))):
         step = view.steps[position]
@@ -471,7 +466,7 @@ def _written_through(state: Functional, view: View, value: fx.Node, writer: _Nod
         if written is None:
             why = f"it writes through {op_name(step.target)}, whose inverse is not known"
             raise _NoForm(writer.node, why)
-        if step.target is aten.detach.default:
+        if step.target is aten.detach.default and is_seen:
             written = writer(aten.copy.default, values[position], value)
             state.straight[written] = None
         value = written

@@ -1,14 +1,18 @@
-"""Whose strides a value has."""
+"""Whose strides a value has, and values in the memory layout of others."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from whence._torch.operators.fake_layouts import is_laid_out_two_ways
-from whence._torch.operators.schemas import is_elementwise
+from whence._torch.operators.schemas import is_elementwise, missing_defaults
+from whence._torch.operators.views import written_into
 from whence._torch.sizes.symbols import comparable
 from whence.program.queries.marks import leading_to
+
+aten = torch.ops.aten
 
 
 def inputs_behind(node: fx.Node) -> set[str]:
@@ -35,3 +39,22 @@ def _counting_strides(value: Any) -> list[Any]:
         return []
     shape, strides = comparable(value.shape), comparable(value.stride())
     return [] if 0 in shape else [stride for size, stride in zip(shape, strides, strict=True) if size != 1]
+
+
+def laid_out_as(before: fx.Node, value: fx.Node, writer: Callable[..., fx.Node]) -> fx.Node:
+    """`value` in the memory of the tensor that is written: other strides can give later readers other last
+    bits."""
+    if have_one_layout(before, value):
+        return value
+    return written_into(aten.slice_scatter.default, before, value, writer)
+
+
+def drawn_in_memory_order(twin: Any, node: fx.Node, writer: Callable[..., fx.Node]) -> fx.Node:
+    """`bernoulli_` draws in the order of memory, `bernoulli` in the order of dimensions."""
+    target: Any = node.target
+    tensor, *rest = node.args
+    strides = tensor.meta["val"].stride()  # type: ignore[union-attr]
+    order = sorted(range(len(strides)), key=lambda axis: -strides[axis])
+    kwargs = {**node.kwargs, **missing_defaults(target, twin, node.args, node.kwargs)}
+    drawn = writer(twin, writer(aten.permute.default, tensor, order), *rest, **kwargs)
+    return writer(aten.permute.default, drawn, [order.index(axis) for axis in range(len(order))])

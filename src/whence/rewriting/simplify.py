@@ -24,9 +24,10 @@ class DeadCode:
     name: str = "dead code"
 
     def rewrite(self, edit: Edit) -> None:
-        """Remove them; inputs and the seed of the backward stay."""
-        inputs = {node.name for node in edit.graph.find_nodes(op="placeholder")}
-        drop_unused(edit.graph, edit.graph_module, frozenset(), inputs | {edit.program.facts.seed or ""})
+        """Remove them; inputs, the seed of the backward, and what autograd reads stay."""
+        inputs, facts = {node.name for node in edit.graph.find_nodes(op="placeholder")}, edit.program.facts
+        keep = inputs | facts.behind | {facts.seed or ""}
+        drop_unused(edit.graph, edit.graph_module, frozenset(), keep)
 
 
 @dataclass(frozen=True)

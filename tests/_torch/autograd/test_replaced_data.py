@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import whence
-from tests.checks import differing, gradients, state
+from tests.checks import differing, gradients, state, verified
 
 X = torch.arange(8.0).view(2, 4) / 4
 
@@ -188,3 +190,148 @@ def test_parameters_are_refused_in_a_forward_where_a_joint_capture_knows(body: A
     tree = program.unflatten(copy=True)
     tree(X.clone())[0].backward()
     assert differing({**gradients(model), **state(model)}, {**gradients(tree), **state(tree)}) == []
+
+
+def what_tanh_keeps(m: Replacing, x: Tensor) -> Tensor:
+    hidden = m.linear(x).tanh()
+    hidden.data.mul_(2)
+    return hidden
+
+
+def a_factor(m: Replacing, x: Tensor) -> Tensor:
+    """What is written is read by nobody but the backward."""
+    hidden = m.linear(x)
+    product = hidden * hidden
+    hidden.data[0] = 3
+    return product
+
+
+def a_view_of_a_factor(m: Replacing, x: Tensor) -> Tensor:
+    hidden = m.linear(x)
+    product = hidden.t() @ hidden
+    hidden.data.clamp_(-0.1, 0.1)
+    return product.sum() + hidden
+
+
+def rows_one_after_the_other(m: Replacing, x: Tensor) -> Tensor:
+    hidden = m.linear(x).exp()
+    before = hidden * hidden
+    hidden[0].data.mul_(3)
+    between = hidden * hidden
+    hidden.data.detach().view(-1)[2:5].zero_()
+    return before + between * hidden
+
+
+def what_is_read_through_data(m: Replacing, x: Tensor) -> Tensor:
+    """Autograd keeps another tensor over the same memory."""
+    hidden = m.linear(x)
+    data = hidden.data
+    data.mul_(2)
+    product = m.mean * m.linear(data) * data
+    hidden.data.add_(1)
+    return product + hidden
+
+
+def what_needs_no_gradient(m: Replacing, x: Tensor) -> Tensor:
+    factor = x.exp()
+    product = m.linear(x) * factor
+    factor.data.mul_(2)
+    return product
+
+
+def what_the_caller_gave(m: Replacing, x: Tensor) -> Tensor:
+    product = m.linear(x)
+    x.data.mul_(2)
+    return product + m.linear(x)
+
+
+def a_parameter_again_and_again(m: Replacing, x: Tensor) -> Tensor:
+    weight = m.linear.weight
+    first = weight * weight
+    weight.data.mul_(2)
+    second = weight * weight
+    weight.data[0].add_(3)
+    return m.linear(x) @ (first + second * weight)
+
+
+def a_parameter_written_both_ways(m: Replacing, x: Tensor) -> Tensor:
+    weight = m.linear.weight
+    with torch.no_grad():
+        weight.mul_(2)
+    first = weight * weight
+    weight.data.mul_(2)
+    return m.linear(x) @ first
+
+
+WRITTEN = [
+    *(what_tanh_keeps, a_factor, a_view_of_a_factor, rows_one_after_the_other, what_is_read_through_data),
+    *(what_needs_no_gradient, what_the_caller_gave, a_parameter_again_and_again),
+    a_parameter_written_both_ways,
+]
+
+
+@pytest.mark.sample(9)
+@pytest.mark.parametrize("body", WRITTEN, ids=lambda body: body.__name__)
+def test_what_is_written_through_data_has_the_gradients_of_eager(body: Any, tmp_path: Path) -> None:
+    """Autograd reads what it has kept where it lies, and finds there what was written meanwhile."""
+    program = whence.capture(Replacing(body), (X.clone(),))
+    expected = one_run(Replacing(body), has_loss=False)
+    program.save(tmp_path / "program")
+    loaded = whence.load(tmp_path / "program")
+    lean = program.apply(whence.rewriting.DeadCode())
+    made = (program.module(copy=True), program.unflatten(copy=True), loaded.module(), lean.module(copy=True))
+    for module in made:
+        assert differing(expected, one_run(module, has_loss=False)) == []
+
+
+class Layer(nn.Module):
+    """One of several that are equal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.linear(x).tanh()
+        hidden.data.mul_(2)
+        return hidden * hidden + x.sin().cos().exp().tanh()
+
+
+class Layers(nn.Module):
+    """Runs each in turn, one of them under a checkpoint if asked to."""
+
+    def __init__(self, *, is_checkpointed: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers, self.is_checkpointed = nn.ModuleList(Layer() for _ in range(3)), is_checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return checkpoint(self.layers[0], x, use_reentrant=False) if self.is_checkpointed else x
+
+
+def test_layers_that_write_through_data_are_recorded_each() -> None:
+    """A forward program of a repeated layer ended in "derivative for aten::copy is not implemented"."""
+    verified(Layers(), X.clone().requires_grad_())
+
+
+def test_what_a_checkpoint_writes_through_data_is_refused_in_the_backward() -> None:
+    """It is written once more there, unless the checkpoint has all that it needs before."""
+    program = whence.capture(Layers(is_checkpointed=True), (X.clone(),))
+    with pytest.raises(whence.errors.NotDifferentiable, match="a checkpoint that writes again"):
+        program.module(copy=True)(X.clone()).sum().backward()
+
+
+def test_what_is_written_under_no_grad_and_kept_is_refused_as_in_eager() -> None:
+    """There autograd notices; a program gave some numbers."""
+
+    def body(m: Replacing, x: Tensor) -> Tensor:
+        hidden = m.linear(x).tanh()
+        hidden.detach().mul_(2)
+        return hidden
+
+    program = whence.capture(Replacing(body), (X.clone(),))
+    for module in (Replacing(body), program.module(copy=True), program.unflatten(copy=True)):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            module(X.clone()).sum().backward()

@@ -21,6 +21,15 @@ _FACTS = ("shape", "dtype", "device", "layout")
 PUTS_DATA = "whence_puts_data"
 """On a node that writes: the tensor lies in the memory of what is written, from then on."""
 
+_DATA_GETTER = type(torch.Tensor.data).__get__.__name__  # type: ignore[attr-defined]
+
+
+def is_data(view: fx.Node) -> bool:
+    """Whether a recorded view is `tensor.data`: of what is written through it autograd knows nothing, and
+    finds it in the memory of what it has kept."""
+    function, _ = view.meta.get("torch_fn", ("", ""))
+    return view.target is torch.ops.aten.detach.default and function.startswith(_DATA_GETTER)
+
 
 def replace_data(recorder: "Recorder", tensor: Tensor, value: Tensor) -> None:
     """Let `tensor` have the numbers of `value`; raises where a program would say something else."""

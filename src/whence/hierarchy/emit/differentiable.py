@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from whence._torch.autograd.nodes import below_autograd, release_saved
 from whence._torch.sizes.exported_sizes import in_order_of
@@ -282,10 +283,23 @@ def _packed(layout: Any, leaves: Iterator[Tensor]) -> Any:
 
 
 def straight_through(operation: Callable[..., Tensor], tensor: Tensor, *rest: Any, **options: Any) -> Tensor:
-    """`operation(tensor, …)`, with the gradient of the result handed to `tensor` unchanged."""
+    """`operation(tensor, …)`, with the gradient of the result handed to `tensor` unchanged.
+
+    In eager it is written, and where autograd has kept it a backward says so.
+    """
     with torch.no_grad():
         value = operation(tensor, *rest, **options)
-    return _StraightThrough.apply(value, tensor) if tensor.requires_grad else value
+    if not tensor.requires_grad:
+        return value
+    if not (tensor.is_leaf or torch.compiler.is_compiling()):
+        increment_version(tensor)
+    return _StraightThrough.apply(value, tensor)  # type: ignore[no-any-return]
+
+
+def put_behind(_copy: Callable[..., Tensor], tensor: Tensor, value: Tensor, **_: Any) -> Tensor:
+    """The tensor itself, with other numbers that autograd does not hear of: it finds them in what it kept."""
+    tensor.data.copy_(value)
+    return tensor
 
 
 def with_gradients(operation: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -6,7 +6,7 @@ Values are deleted after their last use, as the interpreter of fx graphs does, t
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from keyword import iskeyword
 from typing import Any
@@ -17,13 +17,19 @@ from torch import fx
 from whence._torch.graphs import nested_graph, value_inputs, with_code
 from whence._torch.operators.schemas import OpOverload, entry_point, owner_of
 from whence._torch.subclasses.fully_sharded import is_distributed, whole
-from whence.hierarchy.emit.differentiable import straight_through, with_gradients, without_gradients
+from whence.hierarchy.emit.differentiable import (
+    put_behind,
+    straight_through,
+    with_gradients,
+    without_gradients,
+)
 from whence.hierarchy.plan.plan import Body, Plan
 from whence.hierarchy.run import gradient_pieces as pieces
 from whence.hierarchy.run.captured import refuse_moved
 from whence.hierarchy.run.gradient_pieces import GradientPieces
 from whence.hierarchy.tree import TAKEN_NAMES
 from whence.program.node_records import origin_of
+from whence.program.program import FlatProgram
 from whence.program.queries.marks import written_behind_autograd
 from whence.program.queries.memory_order import gathered, in_memory_order
 from whence.provenance import ModulePath
@@ -126,8 +132,7 @@ def write(
         parameters.insert(0, "kept")
         writer.write(f"{_assigned_names(writer, body.kept)} = kept")
         writer.write("kept.clear()")
-    changing = {} if plan.program.has_backward else plan.program.facts.histories
-    copied = changing.keys() - written_behind_autograd(plan.program)
+    copied = _copied(plan.program)
     for name, path in body.reads:
         value = attribute("module", path)
         if is_distributed(plan.program.state.get(name)):
@@ -152,6 +157,22 @@ def write(
         writer.origins,
         writer.nodes,
     )
+
+
+def _copied(program: FlatProgram) -> Set[str]:
+    """State that is read as a copy, for it is written when the program has run."""
+    changing = {} if program.has_backward else program.facts.histories
+    return changing.keys() - written_behind_autograd(program)
+
+
+def _is_put_behind(writer: _BodyWriter, node: fx.Node) -> bool:
+    """Whether a value may go into the memory of the one before: there it is what autograd has kept, and no
+    tensor of the model's, which is written when all has run."""
+    program, before = writer.plan.program, node.args[0]
+    if node.name not in program.facts.behind or not isinstance(before, fx.Node):
+        return False
+    is_apart = before.name not in program.state or before.name in _copied(program)
+    return is_apart and not any(node < user for user in before.users)
 
 
 def _write_look(writer: _BodyWriter, name: str, path: ModulePath) -> None:
@@ -193,7 +214,7 @@ def _write_step(writer: _BodyWriter, phase: Phase, step: str | int) -> None:
     callee = writer.callee(run_as(node.target), node.args)
     if step in writer.plan.program.facts.straight_through:
         arguments.insert(0, callee)
-        callee = writer.callee(straight_through)
+        callee = writer.callee(put_behind if _is_put_behind(writer, node) else straight_through)
     if step in writer.plan.program.facts.turned_on:
         arguments.insert(0, callee)
         callee = writer.callee(with_gradients)

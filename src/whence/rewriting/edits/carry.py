@@ -88,6 +88,7 @@ def _facts(
         written=_later_values(program, names),
         differentiable=frozenset(names.all(tuple(facts.differentiable))),
         straight_through=frozenset(names.all(tuple(facts.straight_through))),
+        behind=frozenset(names.all(tuple(facts.behind))),
         turned_on=frozenset(_within(facts.turned_on, now, sources)),
         turned_off=frozenset(_within(facts.turned_off, now, sources)),
     )

@@ -54,7 +54,7 @@ from whence.tracing.assembling.attribution import (
 from whence.tracing.assembling.leaves import BETWEEN_RESULTS, mark_leaves
 from whence.tracing.assembling.reshapes import decide_again, rule_out_ones
 from whence.tracing.assembling.shared_memory import refuse_shared_writes, refuse_tied
-from whence.tracing.assembling.signature_rows import GraphValues, signature_of, wholes_of
+from whence.tracing.assembling.signature_rows import GraphValues, inputs_present, signature_of, wholes_of
 from whence.tracing.assembling.size_rules import with_sizes
 from whence.tracing.attribution.gradient_edges import GradientSums
 from whence.tracing.attribution.wrapper_subclasses import OPAQUE
@@ -77,7 +77,6 @@ def assemble(
     session, graph = recorded.session, recorded.session.recorder.graph
     custom = {} if recorded.backward.roots else custom_functions(_histories_of_results(recorded.results))
     asked = {*asked_of_inputs(session.log, functional, {*recorded.prepared.nodes}, frozenset(custom))}
-    layouts_read = {name for name, fact in asked if fact is TensorFact.STRIDES}
     values = _final_values(recorded, functional)
     opaque = without_operators(custom, session.log)
     between = _begins_between(recorded, values)
@@ -92,19 +91,15 @@ def assemble(
     weigh_as_eager(graph)
     repeated = reuse_random_draws(functional, session.log.redraws)
     preserved = _preserved(recorded, example, subject)
-    keep = _needed(recorded, signature) | _arguments(recorded, functional, preserved)
+    keep = _needed(recorded, signature, functional) | _arguments(recorded, functional, preserved)
     nested = session.recorder.nested
     gone = unused(graph, nested, repeated, keep)
     unread = unread_operations(reversed(gone), subject.name)
     erase(gone)
     held = held_by_python(session.recorder.lifetimes, graph, gone)
     present = _real_placeholders(subject, example, recorded)
-    inputs = (row for row in signature.inputs if row.name in present)
-    signature = replace(
-        signature,
-        inputs=tuple(replace(row, layout_read=True) if row.name in layouts_read else row for row in inputs),
-        wholes=wholes_of(subject, recorded),
-    )
+    inputs = tuple(inputs_present(signature, present, asked))
+    signature = replace(signature, inputs=inputs, wholes=wholes_of(subject, recorded))
     order_placeholders(graph, [row.name for row in signature.inputs])
     names = _present_names(graph, functional)
     _rename_forwards(graph, names)
@@ -115,6 +110,7 @@ def assemble(
         written=_written_between(functional),
         differentiable=_differentiable(recorded, values, exchanged, names),
         straight_through=straight,
+        behind=straight & functional.names_behind,
         turned_on=_turned_on(recorded, functional),
         turned_off=_turned_off(recorded, functional),
     )
@@ -341,12 +337,13 @@ def _real_placeholders(subject: Subject, example: Example, recorded: Recorded) -
     raise made_unseen(place_of(reader))
 
 
-def _needed(recorded: Recorded, signature: Signature) -> set[str]:
+def _needed(recorded: Recorded, signature: Signature, functional: Functional) -> set[str]:
     """What stays although nothing may read it: inputs, what is written, and where the backward begins."""
+    behind = frozenset() if recorded.backward.roots else functional.names_behind
     literals = recorded.session.log.literals
     inputs = {row.name for row in signature.inputs if row.name not in literals}
     written = {str(row.of) for row in signature.outputs_of(OutputKind.MUTATION)}
-    return inputs | written | {_seed_name(recorded) or ""}
+    return inputs | written | behind | {_seed_name(recorded) or ""}
 
 
 def _arguments(recorded: Recorded, functional: Functional, preserved: Iterable[int]) -> set[str]:

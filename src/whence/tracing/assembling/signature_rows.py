@@ -1,7 +1,7 @@
 """The rows of the signature."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Iterator, Mapping, Set
+from dataclasses import dataclass, replace
 from itertools import chain, count
 from typing import Any
 
@@ -13,7 +13,7 @@ from whence._torch.subclasses.wrapper_subclasses import is_composed, plain_parts
 from whence.program import Input, Output, Part, Signature, Whole
 from whence.program.calls import Deferred
 from whence.program.names import state_name
-from whence.schema import InputKind, OutputKind
+from whence.schema import InputKind, OutputKind, TensorFact
 from whence.tracing.attribution.wrapper_subclasses import Composed
 from whence.tracing.log.log import UNNAMED
 from whence.tracing.recording.run import Recorded
@@ -37,6 +37,15 @@ class GraphValues:
     written: Mapping[fx.Node, fx.Node]
     gradients: tuple[fx.Node | None, ...]
     kept: tuple[fx.Node, ...] = ()
+
+
+def inputs_present(
+    signature: Signature, present: Container[str], asked: Set[tuple[str, TensorFact]]
+) -> Iterator[Input]:
+    """The rows of inputs that are present, with whether their layout is read."""
+    for row in signature.inputs:
+        if row.name in present:
+            yield replace(row, layout_read=True) if (row.name, TensorFact.STRIDES) in asked else row
 
 
 def signature_of(

@@ -7,6 +7,7 @@ from operator import is_
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 
 from whence._torch.autograd.calls_not_run import is_stand_in
@@ -107,6 +108,15 @@ def _about_what_ran(
         yield "it leaves a mode switched"
     if not differentiates and any(mark.cut for mark in marks):
         yield "a part of it runs without gradients"
+    if not differentiates and _writes_past_autograd(nodes):
+        yield "it writes to what has a history through a tensor that has none"
+
+
+def _writes_past_autograd(nodes: Sequence[fx.Node]) -> bool:
+    detached = {_memory_shared(node) for node in nodes if node.target is torch.ops.aten.detach.default}
+    return bool(detached) and any(
+        _memory_shared(written) in detached for node in nodes for written in written_nodes(node)
+    )
 
 
 def _about_functions(trial: WatchedCall, outcome: Outcome, *, differentiates: bool) -> Iterator[str]:

@@ -24,7 +24,10 @@ from whence.program.node_records import Contribution, place_of, record_of
 from whence.provenance import Origin
 
 KINDS = ("placeholder", "get_attr", "call_function", "output")
-MARKS = ("is_seed", "is_differentiable", "is_straight_through", "is_turned_on", "is_turned_off")
+MARKS = (
+    *("is_seed", "is_differentiable", "is_straight_through", "is_turned_on", "is_turned_off"),
+    "is_behind",
+)
 TORCH_FUNCTION = "torch_fn"
 ORIGIN, CONTRIBUTION = Listed(Origin, 6), Listed(Contribution, 3)
 VERSIONS = Row(Fixed((NODE_NAME, Atom((int,)))), tuple)
