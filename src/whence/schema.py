@@ -112,6 +112,7 @@ class TensorFact(StrEnum):
     REQUIRES_GRAD = "requires_grad"
     IS_LEAF = "is_leaf"
     STORAGE_OFFSET = "storage_offset()"
+    HOOKS = "_backward_hooks"
 
 
 class OnViolation(StrEnum):

@@ -81,6 +81,16 @@ def hook_kept(name: str, held: str, where: Place, *, is_parameter: bool) -> Unsu
     )
 
 
+def hook_met(name: str, held: str, where: Place) -> UnsupportedHook:
+    """The error for a gradient hook of others on a tensor whose gradient the model asks for."""
+    return UnsupportedHook(
+        f"the model asks for the gradient of {held}, on which is the gradient hook {name}",
+        where=where,
+        why="it runs there in eager, and a program would not run what is on the tensor then",
+        remedy="remove it, and do in the model what it does with what torch.autograd.grad gives",
+    )
+
+
 def dropout_kept_by_cudnn(where: Place) -> UnsupportedOperator:
     """The error for random numbers that no generator of torch's gives."""
     return UnsupportedOperator(

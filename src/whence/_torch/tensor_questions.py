@@ -15,6 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from whence._torch.tensors import CLASS_ASKED, LEFT_OUT, MISSED, PLAIN_ATTRIBUTES, attributes_set_on
 
 CLASS = "__class__"
+HOOKS = "_backward_hooks"
+"""Hooks on the gradient of a tensor, which run where a model asks for that itself."""
 Answer = bool | int | float | str | None
 _HAS, _ATTRIBUTE = "hasattr ", "attribute "
 
@@ -27,7 +29,7 @@ QUESTIONS: Mapping[Any, str] = MappingProxyType(
         },
         **{getattr(_TENSOR, name): name for name in ("is_shared", "is_neg", "is_conj", "_is_view")},
         **{getattr(torch, name): name for name in ("is_neg", "is_conj")},
-        **{getattr(_TENSOR, name).__get__: name for name in ("grad", "grad_fn", "_base")},
+        **{getattr(_TENSOR, name).__get__: name for name in ("grad", "grad_fn", "_base", HOOKS)},
         Tensor.storage_offset: "storage_offset",
     }
 )
@@ -39,7 +41,7 @@ _ASKED = frozenset({*QUESTIONS.values(), CLASS})
 IN_PYTHON = frozenset({"is_shared"})
 """What PyTorch asks from Python, on behalf of whoever calls it."""
 
-HELD = frozenset({"grad", "grad_fn", "_base"})
+HELD = frozenset({"grad", "grad_fn", "_base", HOOKS})
 """What is an object, or None."""
 
 
@@ -63,6 +65,8 @@ def asked_of(tensor: Tensor, question: str) -> Answer:
             return True  # PyTorch warns of the question
         found = getattr(tensor, question)
         found = found() if callable(found) and question not in HELD else found
+    if question == HOOKS:
+        return not found  # an empty dictionary, where they have been removed
     return found is None if question in HELD else found
 
 
@@ -93,6 +97,8 @@ def as_code(question: str, of: str) -> str | None:
         return f"hasattr({of}, {question.removeprefix(_HAS)!r})"
     if question.startswith(_ATTRIBUTE):
         return f"getattr({of}, {question.removeprefix(_ATTRIBUTE)!r}, None)"
+    if question == HOOKS:
+        return f"(not {of}.{question})"
     if question in ("grad_fn", "_base"):
         return f"({of}.{question} is None)"
     if question in ("is_leaf", "retains_grad", "output_nr"):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from whence._torch.autograd.mode_questions import GRAD
 from whence._torch.files import hook_in_words
 from whence._torch.observe.attribute_reads import NOTHING
 from whence._torch.observe.hooks import gradient_hooks
@@ -225,12 +224,12 @@ class Live:
 
     def _hooked_gradients(self) -> Iterator[Fault]:
         """Hooks on gradients that are others now; a forward that asks for none of these calls none."""
-        asked = {mode.name for mode in self.program.circumstances.modes}
-        if not self.program.has_backward and GRAD not in asked:
-            return
+        is_forward, differentiated = not self.program.has_backward, self.program.circumstances.differentiated
         then = {id(self.tensors[name]): hooks for name, hooks in self.step.hooked}
         for name, tensor in self.tensors.items():
             wanted = then.get(id(tensor), ())
+            if is_forward and name not in differentiated:
+                continue
             if (now := gradient_hooks(tensor)) != list(wanted):
                 held = [", ".join(hooks) or "none" for hooks in (wanted, now)]
                 yield Fault(

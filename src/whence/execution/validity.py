@@ -195,8 +195,9 @@ def _check(
     program: FlatProgram, model: object, inputs: tuple[object, object], memory: Remembered | None
 ) -> Checked:
     (args, kwargs), plan = inputs, program.guards.plan
-    is_joint = program.has_backward and program.step is None  # a step runs hooks on gradients itself
-    checked = check_model(plan, model, _roots(program, model), memory, has_backward=is_joint)
+    hookless = None if program.has_backward else program.circumstances.differentiated
+    hookless = hookless if program.step is None else ()  # a step runs hooks on gradients itself
+    checked = check_model(plan, model, _roots(program, model), memory, hookless)
     checked.violations.extend(_replaced(program))
     if args is None and kwargs is None:
         return checked

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from whence._torch.observe.hooks import gradient_hooks, has_gradient_hooks
+from whence._torch.observe.hooks import gradient_hooks, gradient_hooks_before, has_gradient_hooks
 from whence._torch.observe.wrappers import seen_through, wrapper_chain
 from whence._torch.patching import without_patches
 from whence.dependence.asking import Failed, ask
@@ -33,6 +33,9 @@ from whence.program.guards.rows import Guard, Violation
 from whence.program.names import Unfound
 from whence.schema import GuardKind
 
+Hookless = Sequence[str] | None
+"""The state on whose gradients hooks may not be, by name; None for all."""
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -44,7 +47,7 @@ class Checked:
 
 
 def check_model(
-    plan: GuardPlan, call: object, roots: Sequence[object], memory: Remembered | None, *, has_backward: bool
+    plan: GuardPlan, call: object, roots: Sequence[object], memory: Remembered | None, hookless: Hookless
 ) -> Checked:
     """Every guard on the model, its classes and the process; never raises.
 
@@ -55,14 +58,14 @@ def check_model(
         plans.reverse()
     found: list[Checked] = []
     for each in plans:
-        found.append(_checked_plan(each, call, roots, memory, has_backward=has_backward))
+        found.append(_checked_plan(each, call, roots, memory, hookless))
         if not found[-1].violations:
             return found[-1]
     return min(found if plans[0] is plan else found[::-1], key=lambda checked: len(checked.violations))
 
 
 def _checked_plan(
-    plan: GuardPlan, call: object, roots: Sequence[object], memory: Remembered | None, *, has_backward: bool
+    plan: GuardPlan, call: object, roots: Sequence[object], memory: Remembered | None, hookless: Hookless
 ) -> Checked:
     roots = roots if plan.callables else (call,)
     captured = None if plan.guards.of is None else plan.guards.of.target()
@@ -77,8 +80,7 @@ def _checked_plan(
     violations = [*_callable_violations(plan, call, walk), *violations]
     violations += _object_violations(plan, walk)
     violations += _class_violations(plan, walk)
-    if has_backward:
-        violations += _gradient_hook_violations(plan, walk)
+    violations += _gradient_hook_violations(plan, walk, hookless)
     violations += _variable_violations(plan, walk)
     violations += mode_violations(plan.modes)
     return Checked(violations, tuple(walk.tensors.values()), plan.guards.changes)
@@ -269,10 +271,13 @@ def _looks_the_same(expected: Expectation, now: Any) -> bool:
     return is_same and not is_marked(expected, function[0])  # type: ignore[arg-type]
 
 
-def _gradient_hook_violations(plan: GuardPlan, walk: Walk) -> Iterator[Violation]:
+def _gradient_hook_violations(plan: GuardPlan, walk: Walk, hookless: Hookless) -> Iterator[Violation]:
     """Hooks on parameters, of which a program with a backward has none: they change gradients."""
-    hooked = {number: tensor for number, tensor in walk.tensors.items() if has_gradient_hooks(tensor)}
-    for guard in plan.guards if hooked else ():
+    has_hooks = has_gradient_hooks if hookless is None else gradient_hooks_before
+    hooked = {number: tensor for number, tensor in walk.tensors.items() if has_hooks(tensor)}
+    for guard in plan.guards if hooked and hookless != () else ():
+        if hookless is not None and guard.what not in hookless:
+            continue
         tensor = hooked.get(guard.expected.number) if isinstance(guard.expected, ExpectedTensor) else None
         if tensor is not None:
             what = f"gradient hooks of {guard.what}"

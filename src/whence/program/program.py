@@ -67,7 +67,8 @@ class Circumstances:
     `device` is the one that the program was captured for, where that was not the model's own, and `presumed`
     says what was taken for granted of it that only the device can tell. `modes` are those of torch that the
     model asked for: the program is what it does where they are so, and `dtype_asked` is the first line where
-    it asked a tensor for its dtype. Where composites are `taken_apart`, they are so as in the grad mode of
+    it asked a tensor for its dtype. Of state that is `differentiated` the model asks autograd for gradients
+    while it runs. Where composites are `taken_apart`, they are so as in the grad mode of
     the capture. `replay` says which calls were not run, because they had to do what an equal one did.
     `unread` is a graph of what the model runs and no result needs, on inputs that it reads: a program does
     not run it, and knows what it takes. `held` says of values, also of those, which variables of Python hold
@@ -91,6 +92,7 @@ class Circumstances:
     modes: tuple[ModeQuery, ...] = ()
     replay: Replays = field(default_factory=Replays)
     dtype_asked: str = ""
+    differentiated: tuple[str, ...] = ()
     taken_apart: bool = True
     unread: fx.GraphModule | None = field(default=None, repr=False, compare=False)
     held: Mapping[str, tuple[str, str]] = field(default_factory=dict, repr=False)

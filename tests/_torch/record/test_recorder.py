@@ -109,6 +109,9 @@ class Listener:
     def requires_set(self, tensor: Tensor, wanted: bool) -> None:
         """Not looked at here."""
 
+    def differentiated(self, tensor: Tensor) -> None:
+        pass
+
     def gradient_asked(self, tensor: Tensor) -> None:
         """Not looked at here."""
 

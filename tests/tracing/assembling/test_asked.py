@@ -246,3 +246,43 @@ def test_parameters_may_lie_otherwise_where_nothing_was_decided_by_it(row: str, 
             found = torch.utils._pytree.tree_leaves(run(x))
             tensors = [pair for pair in zip(found, expected, strict=True) if isinstance(pair[0], Tensor)]
             assert all(torch.equal(*pair) and pair[0].stride() == pair[1].stride() for pair in tensors)
+
+
+class Differentiating(nn.Module):
+    """Returns a value, and the gradients of it for what `wanted` picks."""
+
+    def __init__(self, wanted: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.wanted, self.linear = wanted, nn.Linear(4, 4)
+        self.scale = torch.ones(4, requires_grad=True)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        value = (self.linear(x) * self.scale).sin().sum()
+        return value, *torch.autograd.grad(value, self.wanted(self, x), create_graph=True)
+
+
+WANTED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "linear.weight": lambda m, _: m.linear.weight,
+    "scale": lambda m, _: m.scale,
+    "x": lambda _, x: x,
+}
+
+
+def doubled(gradient: Tensor) -> Tensor:
+    return gradient * 2
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_hooks_on_gradients_that_a_forward_asks_for_are_seen(name: str) -> None:
+    """Eager calls them, and a program does not: those put there later were no violation."""
+    model, x = Differentiating(WANTED[name]), torch.ones(2, 4, requires_grad=True)
+    program = whence.capture(model, (x,))
+    model.linear.bias.register_hook(doubled)  # whose gradient nobody asks for
+    assert program.verify(model, (x,)).ok and program.check(model, (x,)) == []
+    hooked = WANTED[name](model, x)
+    handle = hooked.register_hook(doubled)
+    assert [str(found) for found in program.check(model, (x,)) if "hooks" in str(found)]
+    with pytest.raises(whence.errors.UnsupportedHook, match=r"the gradient of .*, on which is .*doubled"):
+        whence.capture(model, (x,))
+    handle.remove()
+    assert program.check(model, (x,)) == []

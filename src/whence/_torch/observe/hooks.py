@@ -120,6 +120,11 @@ def hooks_on_gradient(tensor: Tensor) -> tuple[Any, ...]:
     return tuple(hook for hooks in hooks_of_leaf(tensor) for hook in hooks.values())
 
 
+def gradient_hooks_before(tensor: Tensor) -> tuple[Any, ...]:
+    """Those that run before a gradient is given to whoever asked for it."""
+    return tuple((tensor._backward_hooks or {}).values())
+
+
 def hooks_of_leaf(leaf: Tensor) -> tuple[dict[int, Any], dict[int, Any]]:
     """Where `leaf` keeps the hooks that run before its gradient is added to `.grad`, and those after it."""
     return leaf._backward_hooks or {}, getattr(leaf, "_post_accumulate_grad_hooks", None) or {}

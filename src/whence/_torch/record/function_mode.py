@@ -305,6 +305,9 @@ class FunctionMode(TorchFunctionMode):
             self.recorder.listener.hook_registered(args[0], args[1] if len(args) > 1 else kwargs["hook"])
         if (self.recorder.keeps_composites and _writes_to_leaf(func, args)) or func is torch.autograd.grad:
             model.mode_asked(GRAD)  # eager refuses the one where gradients are recorded, the other elsewhere
+        if func is torch.autograd.grad:
+            for leaf in tree_flatten(args[1] if len(args) > 1 else kwargs["inputs"])[0]:
+                model.differentiated(leaf)
         if func in _SET_REQUIRES:
             model.requires_set(args[0], (*args[1:], *kwargs.values(), True)[0])
         if func in _DETACH and args[0].requires_grad:

@@ -74,6 +74,9 @@ class ModelListener(Protocol):
     def mode_asked(self, name: str) -> None:
         """Python asks how a mode of torch is."""
 
+    def differentiated(self, tensor: Tensor) -> None:
+        """The model asks autograd for the gradient of a tensor: raises, where others have hooks on that."""
+
     def gradient_asked(self, tensor: Tensor) -> None:
         """Python reads `tensor.grad`."""
 

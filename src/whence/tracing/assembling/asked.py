@@ -8,7 +8,7 @@ from torch import Tensor, fx
 
 from whence._torch.operators.schemas import reads_memory, traits
 from whence._torch.tensor_questions import asked_unheard
-from whence.program import InputQuery
+from whence.program import InputQuery, Signature
 from whence.program.queries.marks import leading_to
 from whence.rewriting.functionalize import Functional
 from whence.rewriting.layouts import inputs_behind
@@ -48,6 +48,12 @@ def asked_of_inputs(
         for source in mark.cut if mark.in_function and mark.moment not in custom else ():
             node = functional.value_of(source)
             yield from ((name, TensorFact.REQUIRES_GRAD) for name in _with_history(node, stopped, given))
+
+
+def differentiated(log: Log, signature: Signature) -> tuple[str, ...]:
+    """The state whose gradients the model asks for itself, by name."""
+    asked = {row.node.name for row in log.asked if row.fact is TensorFact.HOOKS}
+    return tuple(row.path for row in signature.inputs if row.name in asked)
 
 
 def free_of_layout(recorded: Recorded, functional: Functional, read: Set[str]) -> set[str]:

@@ -1,10 +1,9 @@
 """From the log and origins to a program: order placeholders, drop what nothing uses, write the signature."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
 from whence._torch.autograd.derivatives import weigh_as_eager
@@ -12,8 +11,7 @@ from whence._torch.autograd.nodes import history_of
 from whence._torch.autograd.switches import Switches
 from whence._torch.fakes import FakeTensor
 from whence._torch.graphs import graph_module
-from whence._torch.observe.hooks import has_backward_hooks
-from whence._torch.operators.schemas import differentiated_by_result, reads_memory, short_name
+from whence._torch.operators.schemas import reads_memory
 from whence._torch.refusals import made_unseen
 from whence._torch.sizes.symbols import without_decisions
 from whence._torch.tensors import autocast_state
@@ -44,20 +42,26 @@ from whence.rewriting.functionalize import Functional, functionalize
 from whence.rewriting.simplify import erase, order_placeholders, placeholders_of, unused
 from whence.schema import OutputKind, Phase, TensorFact
 from whence.tracing.assembling.aside import held_by_python, unread_operations
-from whence.tracing.assembling.asked import as_given, asked_of_inputs, free_of_layout, questions_to_inputs
+from whence.tracing.assembling.asked import (
+    as_given,
+    asked_of_inputs,
+    differentiated,
+    free_of_layout,
+    questions_to_inputs,
+)
 from whence.tracing.assembling.attribution import (
     attribute_branches,
     custom_functions,
     reuse_random_draws,
     without_operators,
 )
-from whence.tracing.assembling.leaves import BETWEEN_RESULTS, mark_leaves
+from whence.tracing.assembling.leaves import mark_leaves
+from whence.tracing.assembling.opaque import unrepeatable
 from whence.tracing.assembling.reshapes import decide_again, rule_out_ones
 from whence.tracing.assembling.shared_memory import refuse_shared_writes, refuse_tied
 from whence.tracing.assembling.signature_rows import GraphValues, inputs_present, signature_of, wholes_of
 from whence.tracing.assembling.size_rules import with_sizes
 from whence.tracing.attribution.gradient_edges import GradientSums
-from whence.tracing.attribution.wrapper_subclasses import OPAQUE
 from whence.tracing.listening.call_names import CallNames
 from whence.tracing.log.events import Opened
 from whence.tracing.log.log import ran_without
@@ -65,9 +69,6 @@ from whence.tracing.recording.run import Recorded
 from whence.tracing.replay.records.expand import Exchanged, expand
 from whence.tracing.target.example import Example
 from whence.tracing.target.subject import Subject, module_records
-
-_SCATTER = torch.ops.aten.as_strided_scatter.default
-_RRELU = torch.ops.aten.rrelu_with_noise_functional.default
 
 
 def assemble(
@@ -115,7 +116,7 @@ def assemble(
         turned_off=_turned_off(recorded, functional),
     )
     write_facts(graph, facts)
-    reasons = _opaque(opaque, recorded, functional, between=between)
+    reasons = unrepeatable(opaque, recorded, functional, between=between)
     return FlatProgram(
         graph_module=graph_module(nested, graph, subject.name),
         signature=signature,
@@ -124,11 +125,11 @@ def assemble(
         result=Structure(recorded.result_spec, _result_leaves(recorded, values)),
         modules=module_records(subject, _tensor_names(recorded, signature.wholes)),
         state=_state(recorded, graph, signature.wholes),
-        circumstances=replace(_circumstances(recorded, reasons), unread=unread, held=held),
+        circumstances=replace(_circumstances(recorded, signature, reasons), unread=unread, held=held),
     )
 
 
-def _circumstances(recorded: Recorded, opaque: tuple[str, ...]) -> Circumstances:
+def _circumstances(recorded: Recorded, signature: Signature, opaque: tuple[str, ...]) -> Circumstances:
     session = recorded.session
     return Circumstances(
         has_backward=bool(recorded.backward.roots),
@@ -138,6 +139,7 @@ def _circumstances(recorded: Recorded, opaque: tuple[str, ...]) -> Circumstances
         modes=tuple(session.log.modes.values()),
         replay=session.replay.replayer.report(),
         dtype_asked=next(iter(session.log.dtypes_asked), ""),
+        differentiated=differentiated(session.log, signature),
         taken_apart=bool(session.log.apart) or not session.recorder.keeps_composites,
     )
 
@@ -397,51 +399,6 @@ def _others(scope: Opened, names: CallNames) -> tuple[ModulePath, ...]:
     if scope.is_reached or scope.module is None:
         return ()
     return tuple(name for name in names.names_of(scope.module) if name != scope.site.path)
-
-
-def _opaque(
-    functions: Mapping[int, str], recorded: Recorded, functional: Functional, *, between: bool
-) -> tuple[str, ...]:
-    """What a forward-only program ran and autograd cannot repeat from it.
-
-    A backward pass inside the model that is differentiated again unpacks saved results as detached tensors;
-    autograd remembers where they came from, and the graph does not. The derivative of functional rrelu reads
-    the noise before it was drawn, and that of `as_strided_scatter` keeps only the written region. Some
-    derivatives are computed from the result in place, with other numbers. A tensor that is made of others is
-    differentiated as one, whatever its class does with the others. Hooks on what autograd saves may give it
-    something else back.
-    """
-    if recorded.backward.roots:
-        return ()
-    log = recorded.session.log
-    unpacked = any(node.users for node in log.unpacked)
-    nodes = list(functional.graph.nodes)
-    reasons = {
-        "a backward pass inside the model": unpacked,
-        "rrelu in training": any(node.target is _RRELU and node.args[4:5] == (True,) for node in nodes),
-        "a write through as_strided": any(node.target is _SCATTER for node in nodes),
-        OPAQUE: bool(log.composed),
-    }
-    reasons |= {
-        f"{short_name(source.target)} (its derivative in place is another one)": True
-        for node in nodes
-        if (source := functional.sources.get(node)) is not None and differentiated_by_result(source, node)
-    }
-    return (
-        *dict.fromkeys(functions.values()),
-        *(() if recorded.session.run.grad_modes.records else _backward_hooks(recorded.session.run.subject)),
-        *log.lost,
-        *([BETWEEN_RESULTS] if between else []),
-        *recorded.session.run.watch.packers,
-        *(reason for reason, found in reasons.items() if found),
-    )
-
-
-def _backward_hooks(subject: Subject) -> Iterator[str]:
-    """Hooks that nothing calls in a run without gradients, and eager does in one with them."""
-    for path, module in subject.named_modules():
-        if has_backward_hooks(module):
-            yield f"the backward hooks of {path or 'the model'}"
 
 
 def _result_leaves(recorded: Recorded, values: GraphValues) -> tuple[Leaf, ...]:

@@ -10,9 +10,11 @@ from torch import Tensor, fx
 
 from whence._torch.autograd.mode_questions import GRAD, mode_now
 from whence._torch.fakes import held_by_argument
+from whence._torch.files import hook_in_words
+from whence._torch.observe.hooks import gradient_hooks_before
 from whence._torch.record.recorder import Recorder
-from whence._torch.refusals import history_written
-from whence._torch.tensor_questions import HELD, IN_PYTHON, Answer, asked_of
+from whence._torch.refusals import history_written, hook_met
+from whence._torch.tensor_questions import HELD, HOOKS, IN_PYTHON, Answer, asked_of
 from whence.errors import CaptureError, Place
 from whence.program import InputQuery, ModeQuery
 from whence.provenance import ROOT
@@ -123,6 +125,22 @@ class ModelActs:
         if now == before:
             return answer  # type: ignore[no-any-return]
         return answer + now - before if type(now) is int else now  # type: ignore[no-any-return]
+
+    def differentiated(self, tensor: Tensor) -> None:
+        """Hooks that others have on a gradient which the model asks for would run in every call, and change
+        it: raises `UnsupportedHook` where there are any."""
+        node, run = self.recorder.node_of(tensor), self.run
+        if node is None or node.op != "placeholder":
+            return
+        given = run.log.arguments.get(id(tensor))
+        hooks = gradient_hooks_before(tensor if given is None else given.tensor)
+        if hooks and (given is not None or self.recorder.keeps_composites):  # a step has those of state
+            raise hook_met(hook_in_words(hooks[0]), run.log.inputs.get(node, node.name), self.here())
+        if given is None:
+            run.log.add(TensorAsked(node, TensorFact.HOOKS))
+        else:
+            module, source = run.places.reading()
+            run.log.add(InputQueried(InputQuery(given.position, HOOKS, True, str(module or ""), source)))
 
     def leaf_written(self, values: Sequence[Any]) -> None:
         """Raise `UnsupportedMutation` where an argument that has a history is written, or a view of one."""
