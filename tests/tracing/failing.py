@@ -150,6 +150,7 @@ DATA_DEPENDENT = tuple(
         "mask": lambda m, x: m.linear(x) if len(x[x > 0]) > 3 else x,
         "unique": lambda m, x: m.linear(x) if len(torch.unique(x)) > 3 else x,
         "format": lambda m, x: (f"{x.sum():.2f}", m.linear(x))[1],
+        "size": lambda m, x: m.linear(x).view(torch.Size([x.sum().long(), -1])),
     }.items()
 )
 BAD_LOSSES = (

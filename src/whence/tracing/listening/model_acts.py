@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -218,4 +219,6 @@ class ModelActs:
         """The error for a Python decision that needs a tensor's value."""
         nodes = filter(None, map(self.recorder.node_of, tensors_read(arguments)))
         values = [value_of(node, self.run.places.made(node), self.run.log.inputs) for node in nodes]
-        return data_dependent(operation, function, values, self.here(), inside=self.branches.are_recorded)
+        made = partial(data_dependent, operation, function, values, self.here())
+        self.run.places.needed[:] = [made(inside=self.branches.are_recorded)]
+        return made(inside=self.branches.are_recorded)

@@ -1,16 +1,16 @@
 """Where a run is, and where an error came from: a module call and a line of the user's."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import fx
 
 from whence._torch.record.fake_failures import is_of_fake_tensors, let_go_of_guards
 from whence._torch.refusals import fake_failed, number_wanted
 from whence._torch.sizes.numbers import RecordedNumber
-from whence.errors import CaptureError, Place
+from whence.errors import CaptureError, DataDependent, Place
 from whence.provenance import ModulePath, Source
 from whence.provenance.places import PROGRAM
 from whence.tracing.answers import Answers
@@ -23,16 +23,21 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Places:
-    """Names places of the run that goes on."""
+    """Names places of the run that goes on.
+
+    `needed` is the error for the last value that was needed, as long as nobody has raised it: C++ may have
+    put one of its own in its place (`torch.Size([2, tensor])`).
+    """
 
     running: Running
     finder: SourceFinder
     answers: Answers
+    needed: list[DataDependent] = field(default_factory=list)
 
     @contextmanager
     def blaming(self, name: str) -> Iterator[None]:
         """An error of the model stays the model's own; a note says that a capture was running, and where."""
-        with CaptureNoting(name, self.failed, self.answers):
+        with CaptureNoting(name, self.failed, self.answers, self.needed):
             try:
                 yield
             except RuntimeError as error:
@@ -79,13 +84,20 @@ class CaptureNoting(AbstractContextManager[None]):
     One of PyTorch's machinery is no error of the model's: it becomes the cause of one of ours.
 
     `answers` name the lines where the model was told that it is being compiled: it may have taken a branch
-    there that it does not take in eager mode.
+    there that it does not take in eager mode. `needed` is the error that another may have taken the place of.
     """
 
-    def __init__(self, name: str, failed_at: Callable[[BaseException], Place], answers: Answers) -> None:
+    def __init__(
+        self,
+        name: str,
+        failed_at: Callable[[BaseException], Place],
+        answers: Answers,
+        needed: Sequence[DataDependent] = (),
+    ) -> None:
         self._name = name
         self._failed_at = failed_at
         self._answers = answers
+        self._needed = needed
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         let_go_of_guards(error)
@@ -95,6 +107,9 @@ class CaptureNoting(AbstractContextManager[None]):
             raise fake_failed(error, self._failed_at(error)) from error
         if isinstance(error, TypeError | IndexError) and RecordedNumber.__name__ in str(error):
             raise number_wanted(error, self._failed_at(error)) from error
+        for needed in self._needed if isinstance(error, TypeError) else ():
+            if needed.where.line == self._failed_at(error).line:
+                raise needed from error
         error.add_note(
             f"whence was capturing {self._name} ({self._failed_at(error)}); "
             "the model's own tensors and state are as before"
