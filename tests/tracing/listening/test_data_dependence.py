@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from logging import getLogger
 from typing import Any
 
 import pytest
@@ -49,6 +50,7 @@ def test_value_needed(failure: Failure) -> None:
         ("item", "a number (.item()", "keep it a tensor"),
         ("int", "a number (int())", "as a Python number"),
         ("range", "a number (an index, a slice or range())", "keep it a tensor"),
+        ("size", "a number (an index, a slice or range())", "keep it a tensor"),
         ("nonzero", "nonzero, whose result has a size", "keep the size fixed"),
         ("mask", "indexing with a mask", "torch.where(mask, x, 0)"),
         ("unique", "unique, whose result has a size", "keep the size fixed"),
@@ -253,3 +255,105 @@ def test_anomaly_mode_is_named() -> None:
     with torch.autograd.set_detect_anomaly(True, check_nan=False):
         program = whence.capture(model, (x,), backward=torch.sum)
     assert program.verify(model, (x,)).ok
+
+
+class Written(nn.Module):
+    """Decides by what it has written, or tells it to people."""
+
+    count: Tensor
+    rate: Tensor
+
+    def __init__(self, body: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.body = body
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("rate", torch.tensor(1.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, x)
+
+
+class Named:
+    """An object that writes a tensor where it is written."""
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+    def __str__(self) -> str:
+        return f"<{self.held}>"
+
+
+DECIDING: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "f-string": lambda m, x: x * 2 if f"{m.rate}" == "1.5" else x,
+    "part of an f-string": lambda m, x: x * len(f"rate {m.rate}"),
+    "f-string of an input": lambda m, x: x * 2 if f"{x.sum()}" == "8.0" else x,
+    "f-string with !r": lambda m, x: x * 2 if f"{m.count!r}" == "tensor(3)" else x,
+    "str": lambda m, x: x * 2 if str(m.count) == "tensor(3)" else x,
+    "repr": lambda m, x: x * 2 if "3" in repr(m.count) else x,
+    "percent": lambda m, x: x * 2 if "%s" % m.count == "tensor(3)" else x,  # noqa: UP031
+    "format": lambda m, x: x * 2 if format(m.count) == "3" else x,
+    "str of a list": lambda m, x: x * 2 if str([m.count]) == "[tensor(3)]" else x,
+    "str of an object": lambda m, x: x * 2 if str(Named(m.count)) == "<3>" else x,
+}
+
+
+@pytest.mark.sample(10)
+@pytest.mark.parametrize("name", DECIDING)
+def test_what_is_decided_by_text_is_asked(name: str) -> None:
+    """Without a format, too: the text of a fake tensor, or of a symbol, was compared."""
+    x = torch.ones(2, 4)
+    assert "text" in refusal(Written(DECIDING[name]), x).what
+    model = Written(DECIDING[name])
+    program = whence.capture(model, (x,), decide="example")
+    assert program.verify(model, (x,)).ok
+    model.count.fill_(5)
+    model.rate.fill_(2)
+    with pytest.raises(whence.StaleCapture, match="the content of"):
+        program.module()(x + 1)
+
+
+def printed(m: Any, x: Tensor) -> Tensor:
+    print(m.count, f"{m.rate} {x.sum():.2f}", Named(x))  # noqa: T201
+    return x * 2
+
+
+def logged(m: Any, x: Tensor) -> Tensor:
+    getLogger("whence.test").info("%s", m.rate)
+    getLogger("whence.test").info(f"{x.mean():.3f} of {m.count}")
+    return x * 2
+
+
+def put_together_before(m: Any, x: Tensor) -> Tensor:
+    message = f"rate {m.rate:.2f}"
+    print(message)  # noqa: T201
+    return x * 2
+
+
+def asserted(m: Any, x: Tensor) -> Tensor:
+    assert x.shape[0] == 2, f"{x:}"
+    torch._assert(x.shape[0] == 2, f"{x.sum():.2f}")
+    return x * 2
+
+
+@pytest.mark.parametrize("body", [printed, logged, put_together_before, asserted])
+@pytest.mark.parametrize("decide", [None, "example"])
+def test_what_people_are_told_decides_nothing(body: Any, decide: Any) -> None:
+    """A program prints nothing, and holds for other values; a capture prints what it has."""
+    model, x = Written(body), torch.ones(2, 4)
+    program = whence.capture(model, (x,), decide=decide)
+    model.count.fill_(5)
+    assert program.decisions == () and torch.equal(program.module()(x + 1), model(x + 1))
+
+
+def test_a_size_made_of_tensors_is_decided_by_the_example() -> None:
+    """C++ puts a TypeError of its own in the place of what we raise where it asks for the number."""
+
+    def body(m: Any, x: Tensor) -> Tensor:
+        return x.view(torch.Size([m.count - 1, 4]))
+
+    model, x = Written(body), torch.ones(2, 4)
+    program = whence.capture(model, (x,), decide="example")
+    assert program.verify(model, (x,)).ok
+    model.count.fill_(5)
+    with pytest.raises(whence.StaleCapture, match="is 4, and was 2"):
+        program.module()(x)

@@ -1,5 +1,6 @@
 """Torch functions that a recording looks at before autograd and the dispatcher see them."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from whence._torch.autograd.mode_questions import GRAD, INFERENCE
 from whence._torch.autograd.nodes import below_autograd
 from whence._torch.autograd.replaced_data import replace_data
 from whence._torch.deciding.packed_rows import with_static_batch_sizes
+from whence._torch.files import WHENCE
 from whence._torch.function_tracer import untold
 from whence._torch.operators.composites import COMPOSITES, calls_composites, in_sight, keep_whole
 from whence._torch.operators.schemas import HigherOrderOperator
@@ -20,6 +22,7 @@ from whence._torch.operators.values_alone import of_values
 from whence._torch.pytrees import tree_flatten, tree_map_only
 from whence._torch.record.recurrent_dropout import forgets_dropout, layer_by_layer
 from whence._torch.refusals import casts_inside, nested_met, resized
+from whence._torch.sizes.plain_answers import decides
 from whence._torch.tensor_questions import QUESTIONS, Answer
 from whence._torch.tensors import attributes_set_on, autocast_state
 from whence.schema import TensorFact
@@ -92,6 +95,10 @@ _WHOLE = frozenset({torch.int64, torch.int32, torch.int16, torch.int8})
 _LEAF_WRITTEN = "a leaf Variable that requires grad is being used in an in-place operation"
 """What autograd says; of a view of one, too."""
 _DETACH = frozenset({Tensor.detach_, torch.detach_})
+_WRITERS = frozenset({Tensor.__format__, Tensor.__repr__})
+"""They make text of the numbers in a tensor."""
+_SPELLING = frozenset((Tensor.__repr__.__code__.co_filename, torch.overrides.__file__))
+"""Files through which text is asked for."""
 
 
 class FunctionMode(TorchFunctionMode):
@@ -129,7 +136,7 @@ class FunctionMode(TorchFunctionMode):
             return self._decided_content(func, args, is_forced=bool(kwargs.get("force")))
         if (known := self._answered(func, args)) is not None:
             return known
-        if func is Tensor.__format__ and (text := self._decided_text(*args)) is not None:
+        if func in _WRITERS and (text := self._text(func, args)) is not None:
             return text
         if func is Tensor.__deepcopy__:
             self.recorder.listener.model.asked(args[0], TensorFact.IS_LEAF)
@@ -274,13 +281,18 @@ class FunctionMode(TorchFunctionMode):
             self.recorder.listener.model.asked(tensor, TensorFact.REQUIRES_GRAD)  # it is no misfit yet
         replace_data(self.recorder, tensor, value)
 
-    def _decided_text(self, tensor: Tensor, spec: str) -> str | None:
-        """A whole number as text, by which models find modules; None for others: people read those."""
-        decider = self.recorder.decider
-        if decider is None or tensor.ndim or tensor.is_floating_point() or tensor.is_complex():
-            return None
-        number = decider.content(Tensor.item, (tensor,))
-        return None if number is None else format(number, spec)
+    def _text(self, func: Any, args: Any) -> str | None:
+        """A tensor as text, by which models find modules; None where people read it, with no number in it."""
+        frame: Any = sys._getframe(1)
+        while frame.f_code.co_filename.startswith(WHENCE) or frame.f_code.co_filename in _SPELLING:
+            frame = frame.f_back
+        if not decides(frame):
+            return repr(args[0]) if any(args[1:]) else None
+        decider, tensor = self.recorder.decider, args[0]
+        shows_history = tensor.requires_grad and (tensor.ndim or func is Tensor.__repr__)
+        if decider is None or shows_history or (text := decider.content(func, args)) is None:
+            raise self.recorder.listener.model.value_needed(func, [tensor], func)
+        return str(text)
 
     def _whole(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of a composite that is recorded as one; None where nothing is kept together."""
@@ -357,7 +369,7 @@ def _reads_value(func: Any, args: Any) -> bool:
         return isinstance(args[0], FakeTensor)
     if func in _NUMBERS:
         return torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python)
-    return func in _VALUE_READERS or (func is Tensor.__format__ and any(args[1:]))
+    return func in _VALUE_READERS
 
 
 def _writes_to_leaf(func: Any, args: Any) -> bool:

@@ -21,10 +21,13 @@ _THEIRS = frozenset({"torch", "sympy", "whence"})
 _TELLING = frozenset(
     (
         *("print", "write", "debug", "info", "warning", "warn", "error", "exception", "critical", "log"),
-        *("warning_once", "warn_once", "info_once"),
+        *("warning_once", "warn_once", "info_once", "_assert", "set_description", "set_postfix"),
     )
 )
 """Functions that write for people."""
+_TELLERS = frozenset({"logging", "warnings", "traceback", "loguru", "rich", "tqdm"})
+"""Packages that do."""
+_SPELLERS = frozenset({"__repr__", "__str__", "__format__"})
 _PYTHON_S: Mapping[type, type] = MappingProxyType({SymInt: int, SymFloat: float, SymBool: bool})
 
 Place = tuple[int, int]
@@ -95,10 +98,10 @@ def _calls_in(file: str) -> Mapping[Span, ast.expr]:
         nodes = ast.walk(ast.parse("".join(linecache.getlines(file))))
     except SyntaxError:
         return {}
-    return {_span_of_call(node): node.func for node in nodes if isinstance(node, ast.Call)}
+    return {_span_of(node): node.func for node in nodes if isinstance(node, ast.Call)}
 
 
-def _span_of_call(node: ast.expr) -> Span:
+def _span_of(node: ast.expr | ast.stmt) -> Span:
     return (node.lineno, node.col_offset), (node.end_lineno or 0, node.end_col_offset or 0)
 
 
@@ -147,7 +150,7 @@ def _inverted(self: Any) -> Any:
 
 
 def _formatted(self: Any, form: str) -> str:
-    return format(int(self), form) if form or _decides(sys._getframe(1)) else str(self)
+    return format(int(self), form) if form or decides(sys._getframe(1)) else str(self)
 
 
 def _written(kind: type, name: str) -> Callable[..., str]:
@@ -155,27 +158,28 @@ def _written(kind: type, name: str) -> Callable[..., str]:
     as_symbol = getattr(kind, name)
 
     def written(self: Any) -> str:
-        if getattr(self.node, "expr", None) is None or not _decides(sys._getframe(1)):
+        if getattr(self.node, "expr", None) is None or not decides(sys._getframe(1)):
             return as_symbol(self)  # type: ignore[no-any-return]
         return str(_PYTHON_S[kind](self))
 
     return written
 
 
-def _decides(frame: FrameType) -> bool:
-    """Whether code that writes a symbol may decide by what it has written: not where it only tells people."""
+def decides(frame: FrameType) -> bool:
+    """Whether code that writes a number may decide by what it has written: not where it only tells people."""
+    while frame.f_back is not None and (frame.f_code.co_name in _SPELLERS or _package(frame) == "reprlib"):
+        frame = frame.f_back  # how a container or an object is written
     code = frame.f_code
-    if _package(frame) in _THEIRS:
+    if _package(frame) in _THEIRS | _TELLERS:
         return False
     span = _span_now(frame)
     if span is None:
         return True
-    told = _told(code.co_filename)
-    return not any(first <= span[0] and span[1] <= last for first, last in told)
+    return not _is_within(span, _told(code.co_filename))
 
 
 @cache
-def _told(file: str) -> Sequence[tuple[tuple[int, int], tuple[int, int]]]:
+def _told(file: str) -> Sequence[Span]:
     """Where code of a file tells people something: errors, and calls that only write or log."""
     try:
         nodes = list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
@@ -183,9 +187,25 @@ def _told(file: str) -> Sequence[tuple[tuple[int, int], tuple[int, int]]]:
         return ()
     spans: list[ast.stmt] = [node for node in nodes if isinstance(node, ast.Raise | ast.Assert)]
     spans += [node for node in nodes if isinstance(node, ast.Expr) and _tells(node.value)]
-    return [
-        ((each.lineno, each.col_offset), (each.end_lineno or 0, each.end_col_offset or 0)) for each in spans
-    ]
+    told = [_span_of(each) for each in spans]
+    functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return [*told, *(span for function in functions for span in _messages(function, told))]
+
+
+def _messages(function: ast.AST, told: Sequence[Span]) -> Iterator[Span]:
+    """What a function puts in variables that it reads only where it tells people something."""
+    nodes = list(ast.walk(function))
+    names = [node for node in nodes if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Store)]
+    read = {name.id for name in names if not _is_within(_span_of(name), told)}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and all(
+            isinstance(target, ast.Name) and target.id not in read for target in node.targets
+        ):
+            yield _span_of(node)
+
+
+def _is_within(span: Span, others: Sequence[Span]) -> bool:
+    return any(first <= span[0] and span[1] <= last for first, last in others)
 
 
 def _tells(called: ast.expr) -> bool:

@@ -87,6 +87,7 @@ _READS: dict[str, tuple[str, Need]] = {
     "untyped_storage": ("the memory (.untyped_storage())", Need.ADDRESS),
     "storage": ("the memory (.storage())", Need.ADDRESS),
     "__format__": ("the content (formatted as text)", Need.CONTENT),
+    "__repr__": ("the content (as text)", Need.CONTENT),
 }
 _SIZES = {
     "__getitem__": "indexing with a mask",
