@@ -17,9 +17,9 @@ from whence import hierarchy, interop, rewriting, tracing
 from whence.dependence.asking import Failed, attempt
 from whence.dependence.observed import Observed
 from whence.errors import CaptureError, InvalidShapes, SpecialisedShapes, UsageError, WhenceError
+from whence.execution import validity
 from whence.execution.bound import Bound, Check
 from whence.execution.taken_step import step_taken
-from whence.execution.validity import check, check_inputs, guarded, guards_for
 from whence.execution.values.first import First, first_difference, first_nonfinite
 from whence.execution.values.reading import ValueKey, Values, run
 from whence.execution.values.step_inputs import given_to
@@ -115,12 +115,12 @@ class Program(Reported):
         arguments that is a `UsageError`.
         """
         if not self.guards.rows and (args is not None or kwargs is not None):
-            return check_inputs(self, args, kwargs)
+            return validity.check_inputs(self, args, kwargs)
         if args is not None or kwargs is not None:
             found = attempt(lambda: fitting(self, () if args is None else args, kwargs))
             program = self if isinstance(found, Failed) else found
-            return check(program, model, args, kwargs).violations
-        every = (check(each, model, None, None).violations for each in (self, *self.variants))
+            return validity.violations_in_turn(program, model, args, kwargs)
+        every = (validity.violations_in_turn(each, model, None, None) for each in (self, *self.variants))
         return [*{str(violation): violation for found in every for violation in found}.values()]
 
     def guarded(self, model: Callable[..., Any], on_violation: str = "raise") -> Guarded:
@@ -151,7 +151,7 @@ class Program(Reported):
             except (InvalidShapes, SpecialisedShapes):  # these inputs are not among those that were asked for
                 return recapture()
 
-        return guarded(self, model, on_violation, again)
+        return validity.guarded(self, model, on_violation, again)
 
     def bind(self, model: object, optimizer: object = None, *, on_violation: str = "recapture") -> Bound:
         """A callable that runs the program on live state, and changes it in place.
@@ -321,7 +321,7 @@ class Program(Reported):
         interop.saved_to(path, interop.bytes_of(self, weights=weights))
 
     def _checks(self, model: object) -> Check:
-        return partial(check, self, model, memory=Remembered())
+        return partial(validity.check, self, model, memory=Remembered())
 
 
 def capture_step(
@@ -375,7 +375,8 @@ def _captured_step(step: Any, given: tracing.Given, held: Any, optimizer: Any, *
     taking = partial(step_taken, step, (given.args, given.kwargs or {}), held, optimizer)
     program = _of_any_step(run, taking, is_here=given.device is None)
     warn_if_told(program.asked)
-    noted = replace(program.step, graph=program.graph_module)  # type: ignore[type-var]
+    before = validity.found_before(program, held) if program.step.second else ()  # type: ignore[union-attr]
+    noted = replace(program.step, graph=program.graph_module, before=before)  # type: ignore[type-var]
     return program.with_changes(step=noted).under(dynamic_shapes=given.dynamic_shapes, decide=given.decide)
 
 
@@ -481,7 +482,7 @@ def _traced(run: Callable[[], tuple[FlatProgram, Observed]], made: Sequence[Tens
     def captured() -> Program:
         traced, observed = run()
         program = full(traced)
-        return program.with_changes(guards=guards_for(program, observed, run, made))
+        return program.with_changes(guards=validity.guards_for(program, observed, run, made))
 
     return copy_context().run(without_collection, captured)
 

@@ -183,6 +183,20 @@ def check(
     return Checked([Violation(program.guards[0], str(found))]) if isinstance(found, Failed) else found
 
 
+def found_before(program: FlatProgram, model: object) -> tuple[tuple[str, str], ...]:
+    """What guards of a later step find of a model that has not taken the first one."""
+    return tuple((each.guard.what, each.found) for each in check(program, model, None, None).violations)
+
+
+def violations_in_turn(program: FlatProgram, model: object, args: object, kwargs: object) -> list[Violation]:
+    """Every guard that does not hold, but where it is the first step's turn, which the step itself takes."""
+    found = check(program, model, args, kwargs).violations
+    before = set(() if program.step is None else program.step.before)
+    if not before <= {(each.guard.what, each.found) for each in found}:
+        return found
+    return [each for each in found if (each.guard.what, each.found) not in before]
+
+
 def check_inputs(program: FlatProgram, args: object, kwargs: object) -> list[Violation]:
     """What would be refused of a call of a program that has no guards, of which only the inputs are known."""
     found = attempt(lambda: misfits(program.convention, () if args is None else args, kwargs))

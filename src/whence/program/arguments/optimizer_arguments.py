@@ -354,7 +354,8 @@ class Step:
     empty state, since the step only looks for some, and whether a first step makes it. `counted` are numbers
     around the step that it advances, and `effects` what else it puts there. `calls` are those of schedules.
     `graph` is the graph that was captured, as long as no pass has made another one of it. A `second` step is
-    another program than the first, which only the step itself takes. `hooked` are parameters that have hooks
+    another program than the first, which only the step itself takes: before that one, guards find what is
+    `before`, each with what they guard. `hooked` are parameters that have hooks
     on their gradients, each with these in words: what they do is part of the program. `actors` are the model,
     the optimizer, its methods and schedules where the step finds them; a file does not know them.
     """
@@ -381,6 +382,7 @@ class Step:
     hooked: tuple[tuple[str, tuple[str, ...]], ...] = ()
     touched: tuple[tuple[StateHome, bool], ...] = ()
     actors: tuple[Outside, ...] | None = None
+    before: tuple[tuple[str, str], ...] = ()
 
     @property
     def replaced(self) -> list[Outside]:
