@@ -413,6 +413,72 @@ def test_nothing_is_reported_that_the_model_does(name: str) -> None:
     assert list(map(str, found)) == []
 
 
+class Unlike:
+    """Compares by identity."""
+
+
+def _made(scale: float) -> Any:
+    class Inner:
+        value = scale
+
+        def scaled(self) -> float:
+            return self.value
+
+    return Inner
+
+
+KEY = Unlike()
+TABLE = {KEY: 2.0}
+INNER = _made(2.0)
+INSTANCE = INNER()
+KEYED: dict[str, Callable[[], nn.Module]] = {
+    "objects": holding(times(lambda value: sum(value.values())), lambda: {Unlike(): 2.0, Unlike(): 3.0}),
+    "weak references": holding(times(lambda value: sum(value.values())), lambda: {weakref.ref(KEY): 2.0}),
+    "keys held weakly": holding(times(lambda value: value[KEY]), lambda: weakref.WeakKeyDictionary(TABLE)),
+    "parameters": holding(times(lambda value: sum(value.values())), lambda: {nn.Parameter(X[0]): 2.0}),
+    "an object of a variable": holding(times(lambda _: TABLE[KEY]), lambda: None),
+    "a class made inside a function": holding(times(lambda _: INNER.value), lambda: None),
+    "an instance of one": holding(times(lambda _: INSTANCE.scaled()), lambda: None),
+    "an attribute that is one": holding(times(lambda value: value.value), lambda: _made(2.0)),
+}
+
+
+@pytest.mark.sample(8)
+@pytest.mark.parametrize("name", KEYED)
+def test_nothing_is_reported_of_keys_and_classes_after_loading(name: str, tmp_path: Path) -> None:
+    """Objects as keys, and classes that have no name in their file, are found again."""
+    model = KEYED[name]()
+    whence.capture(model, (X,)).save(tmp_path / "p.whence")
+    for each in (model, KEYED[name]()):
+        assert whence.load(tmp_path / "p.whence", model=each).check(each, (X,)) == []
+    assert whence.capture(model, (X,)).check(KEYED[name](), (X,)) == []
+
+
+def test_nothing_is_reported_of_a_model_before_its_first_step() -> None:
+    """The program is of later steps, and the first one is the step's own: its turn is no violation."""
+
+    def run(self: Any, x: Tensor) -> Tensor:
+        if self.value is None:
+            self.value = 2
+        return x * self.value
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).sin().sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    model = Holding(run, None)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+    assert program.check(model, (X,)) == [] and model.value is None
+    program.bind(model, optimizer)(X)
+    assert program.check(model, (X,)) == [] and model.value == 2
+    model.value = 3
+    assert [row.guard.what for row in program.check(model, (X,))] == ["value"]
+
+
 def test_edited_copy_of_a_graph_module_is_reported() -> None:
     """Two classes that were made for one instance each are alike only with the same code around the same."""
     functions = [lambda x: x * 2, lambda x: x * 3]

@@ -34,6 +34,7 @@ from whence.program.guards.expectations import (
     Reference,
     Snapshot,
 )
+from whence.program.names import InWords
 
 METHODS_OF_C = (types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType)
 """Methods of classes that are written in C, which a class alone is asked for."""
@@ -134,7 +135,14 @@ class Describer:
     def _inside(self, value: Any) -> Expectation:
         if (held := entries_of(value)) is not None:
             number = self._number_of(value)
-            return Entries(type(value), tuple(held), tuple(map(self.describe, held.values())), number)
+            keys = [(key, is_constant(key) or is_solid(key)) for key in held]
+            return Entries(
+                type(value),
+                tuple(key if is_plain else InWords(type(key).__name__) for key, is_plain in keys),
+                tuple(map(self.describe, held.values())),
+                number,
+                tuple(reference(key) for key, is_plain in keys if not is_plain),
+            )
         if isinstance(value, list | tuple | deque):
             number = -1 if isinstance(value, tuple) else self._number_of(value)
             return Items(type(value), tuple(map(self.describe, value)), number)

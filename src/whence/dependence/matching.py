@@ -44,6 +44,7 @@ from whence.program.guards.expectations import (
     Reference,
     Snapshot,
 )
+from whence.program.names import InWords
 
 
 @dataclass
@@ -82,7 +83,7 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
     """What `value` is, in words, when it is not what was expected."""
     match expected:
         case ExpectedConstant(wanted, number):
-            is_same = same_constant(wanted, value)
+            is_same = same_constant(wanted, value) or _is_made_alike(wanted, value)
             return one_with_another(number, value, walk) if is_same else _found_in_words(value)
         case ExpectedTensor():
             return tensor_difference(expected, value, walk)
@@ -94,8 +95,8 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
         case Items(kind, items, number):
             found = _items_difference(kind, items, value, walk)
             return one_with_another(number, value, walk) if found is None else found
-        case Entries(kind, keys, items, number):
-            found = _entries_difference(kind, keys, items, value, walk)
+        case Entries(number=number):
+            found = _entries_difference(expected, value, walk)
             return one_with_another(number, value, walk) if found is None else found
         case Snapshot(kind, content, number):
             is_same = type(value) is kind and content_of(value) == content
@@ -106,6 +107,11 @@ def difference(expected: Expectation, value: Any, walk: Walk) -> str | None:
             return None if _is_same_object(target(), kind, value, walk) else _other_in_words(kind, value)
         case Hooks() | ExpectedNames() | ExpectedWords() | Missing() | SizeRule():
             return _found_in_words(value)
+
+
+def _is_made_alike(wanted: object, value: object) -> bool:
+    """Whether two classes were made by the same code around equal values."""
+    return isinstance(wanted, type) and isinstance(value, type) and same_class(wanted, value)
 
 
 def one_with_another(number: int, value: object, walk: Walk) -> str | None:
@@ -234,23 +240,22 @@ def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk
     return _first_difference(items, held, [f"[{position}]" for position in range(len(items))], walk)
 
 
-def _entries_difference(
-    kind: type, keys: Sequence[Any], items: Sequence[Expectation], value: Any, walk: Walk
-) -> str | None:
-    held = entries_of(value)
-    if held is None or type(value) is not kind or len(held) != len(keys):
+def _entries_difference(expected: Entries, value: Any, walk: Walk) -> str | None:
+    held, keys, things = entries_of(value), expected.keys, iter(expected.things)
+    if held is None or type(value) is not expected.type or len(held) != len(keys):
         return _found_in_words(value)
-    if not all(_is_same_key(key, found, walk) for key, found in zip(keys, held, strict=True)):
+    wanted = (next(things) if isinstance(key, InWords) else key for key in keys)
+    if not all(_is_same_key(key, found, walk) for key, found in zip(wanted, held, strict=True)):
         return _found_in_words(value)
-    return _first_difference(items, list(held.values()), [f"[{key!r}]" for key in keys], walk)
+    return _first_difference(expected.items, list(held.values()), [f"[{key!r}]" for key in keys], walk)
 
 
-def _is_same_key(left: object, right: object, walk: Walk) -> bool:
-    if is_constant(left):
-        return same_constant(left, right)
-    if is_solid(left):
-        return is_solid(right) and left == right
-    return _is_same_object(left, type(left), right, walk)
+def _is_same_key(expected: object, key: object, walk: Walk) -> bool:
+    if isinstance(expected, Reference):
+        return _is_same_object(expected.target(), expected.type, key, walk)
+    if is_constant(expected):
+        return same_constant(expected, key)
+    return is_solid(key) and expected == key
 
 
 def _first_difference(

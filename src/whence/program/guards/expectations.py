@@ -104,12 +104,16 @@ class Items:
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """A mapping: its keys in order and what it holds, with its number."""
+    """A mapping: its keys in order and what it holds, with its number.
+
+    Keys that are objects are `things`, in order; where they are is said in words.
+    """
 
     type: type
     keys: tuple[Any, ...]
     items: tuple["Expectation", ...]
     number: int = field(default=-1, compare=False)
+    things: tuple[Reference, ...] = ()
 
     def __str__(self) -> str:
         rows = zip(self.keys, self.items, strict=True)

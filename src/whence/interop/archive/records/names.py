@@ -44,7 +44,13 @@ from whence.interop.archive.records.by_name import (
     name_of,
     namespace,
 )
-from whence.interop.archive.records.reached import Way, at_the_end, class_of_a_variable, reached_from
+from whence.interop.archive.records.reached import (
+    OWN_CLASS,
+    Way,
+    at_the_end,
+    class_of_a_variable,
+    reached_from,
+)
 from whence.program.guards.expectations import ExpectedFunction, Reference
 from whence.program.names import InWords, NamedOnly, Said, Unfound
 from whence.tracing.reads.held_values import default_of, part_behind, result_alone, value_at
@@ -219,6 +225,11 @@ def _objects_of(function: FunctionType) -> Iterator[tuple[Names, Any]]:
     if (module := _module_of(function)) is not None:
         for key in globals_in(function.__code__):
             held = function.__globals__.get(key)
+            kind, way = (
+                (held, (module, key)) if isinstance(held, type) else (type(held), (module, key, OWN_CLASS))
+            )
+            if not is_found_by_name(kind):  # made inside a function
+                yield way, kind
             if not issubclass(type(held), _NO_OBJECTS):
                 yield (module, key), held
                 inside = own_attributes(held) if is_observable(type(held)) else {}

@@ -18,7 +18,7 @@ from whence.dependence.snapshots import content_of_cell
 
 Way = tuple[str, ...]
 _MOST = 100_000
-_CLASS, _CONTENT = "__class__", "cell_contents"
+OWN_CLASS, _CONTENT = "__class__", "cell_contents"
 
 
 def reached_from(roots: Iterable[tuple[Any, Way]]) -> Iterator[tuple[Any, Way]]:
@@ -57,7 +57,7 @@ def _held_by(thing: Any) -> Iterable[tuple[str, Any]]:
     if issubclass(kind, type):
         return _held_by_class(thing)
     if issubclass(kind, nn.Module) or is_observable(kind):
-        return *own_attributes(thing).items(), (_CLASS, kind)
+        return *own_attributes(thing).items(), (OWN_CLASS, kind)
     return ()
 
 
