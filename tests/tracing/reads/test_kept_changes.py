@@ -178,6 +178,59 @@ def test_a_distribution_that_every_run_makes_is_no_state() -> None:
     assert all(torch.equal(run(X), Policy()(X)) for _ in range(2))
 
 
+class Policy:
+    """What an actor has at hand, as those of stable-baselines3."""
+
+    distribution: torch.distributions.Normal
+    drawn: Tensor | None = None
+    row: Any = ()
+
+
+class Acting(nn.Module):
+    """Leaves the distribution of each call, and what it drew, on an object that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.kept = nn.Linear(4, 4), Policy()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.distribution = torch.distributions.Normal(self.linear(x), 1.0)
+        self.kept.drawn = self.kept.distribution.rsample()
+        self.kept.row = []
+        self.kept.row.append(self.kept.drawn)
+        return self.kept.row[0] + self.kept.distribution.log_prob(self.kept.drawn)
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_what_a_run_puts_anew_in_each_call_is_no_state(calls: int) -> None:
+    """However often the run calls the model: what is read first is what the run has put there itself."""
+
+    def losses(
+        taken: Callable[[Callable[..., Tensor], nn.Module, torch.optim.Optimizer], Any],
+    ) -> list[Tensor]:
+        torch.manual_seed(0)
+        model = Acting()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss = sum((model(x).sum() for _ in range(calls)), torch.zeros([]))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        run = taken(step, model, optimizer)
+        torch.manual_seed(1)
+        return [run(X).detach() for _ in range(3)]
+
+    def bound(step: Callable[..., Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+        program = whence.capture_step(step, (X,), model=model, optimizer=optimizer)
+        return program.bind(model, optimizer, on_violation="raise")
+
+    with warnings_ignored():
+        assert all(map(same_bits, losses(lambda step, *_: step), losses(bound)))
+
+
 @functools.cache
 def noise(size: int) -> Tensor:
     return torch.randn(size, 1)

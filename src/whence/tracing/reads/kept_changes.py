@@ -41,6 +41,7 @@ class ContainerSnapshot:
         self._made: dict[int, object] = {}
         self._contents: dict[int, list[Saved]] = {}
         self._own: set[tuple[int, str]] = set()
+        self._put: set[tuple[int, str]] = set()
         self._attributes: dict[int, dict[str, Any]] = {}
         self._computed: dict[type, frozenset[str]] = {}
         self._tables: dict[tuple[int, str], str] = {}
@@ -67,7 +68,12 @@ class ContainerSnapshot:
         self._made[id(made)] = made
 
     def keep(self, holder: object, name: str, value: object) -> None:
-        """Remember whether the holder itself has the attribute, and what a container holds now."""
+        """Remember whether the holder itself has the attribute, and what a container holds now.
+
+        What the run has put there before it reads it first, the next run puts there, too: no change.
+        """
+        if self.has_got(holder, name, value):
+            self._put.add((id(holder), name))
         if name in attributes_and_slots(holder) and name not in self._computed_by(type(holder)):
             self._own.add((id(holder), name))
         if (table := _table_of(name, attributes_and_slots(holder))) is not None:
@@ -99,6 +105,7 @@ class ContainerSnapshot:
         self._start.clear()
         self._met.clear()
         self._made.clear()
+        self._put.clear()
         return found
 
     def put(self) -> tuple[Change, ...]:
@@ -113,7 +120,7 @@ class ContainerSnapshot:
 
     def _found(self, reads: Sequence[Read]) -> Iterator[Change]:
         copies = dict[int, object]()  # one of each container, whoever holds it
-        for read in (read for read in reads if id(read.holder) not in self._made):
+        for read in (read for read in reads if not self._is_made(read)):
             held = attributes_and_slots(read.holder)
             was_held = (id(read.holder), read.name) in self._own
             if read.name == _WHOLE:
@@ -134,6 +141,9 @@ class ContainerSnapshot:
             for name, count, now in zip(_TABLES, counts, after, strict=True):
                 if count != now:
                     yield Change(module, name, copy(vars(module)[name]))
+
+    def _is_made(self, read: Read) -> bool:
+        return id(read.holder) in self._made or (id(read.holder), read.name) in self._put
 
     def _registered(self, read: Read, held: Mapping[str, Any], copies: dict[int, object]) -> Iterator[Change]:
         """A table of a module that got what was looked for in vain, or None; or that lost what was read."""
