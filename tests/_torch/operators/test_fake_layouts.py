@@ -103,6 +103,8 @@ CALLS: dict[OpOverload, Callable[[Tensor, Tensor], tuple[object, ...]]] = {
         *(torch.ones(4), torch.zeros(4), [True] * 3),
     ),
     aten._native_batch_norm_legit.default: lambda _, x: of_channels("norm", x, True, 0.1, 1e-5),
+    aten._native_batch_norm_legit_no_training.default: lambda _, x: of_channels("norm", x, 0.1, 1e-5),
+    aten._native_batch_norm_legit.no_stats: lambda _, x: (x, None, None, True, 0.1, 1e-5),
     aten._batch_norm_with_update.default: lambda _, x: of_channels("norm", x, 0.1, 1e-5),
     aten.native_batch_norm_backward.default: lambda _, x: of_channels("norm_backward", x),
     aten.batch_norm_backward.default: lambda _, x: of_channels("norm_backward", x, "reserve"),
@@ -147,6 +149,42 @@ def test_derivative_is_laid_out_as_by_the_kernel(function: Callable[[Tensor], Te
 
     program = whence.capture_step(step, (x,), model=layer, optimizer=optimizer)
     assert program.verify(layer, (x,)).ok
+
+
+OPEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "softplus": F.softplus,
+    "hardtanh": F.hardtanh,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "logit": lambda x: torch.logit(x.sigmoid()),
+    "elu": F.elu,
+    "batch norm": lambda x: F.batch_norm(x.mT, None, None, training=True).mT,
+    "batch norm in evaluation": lambda x: F.batch_norm(x.mT, torch.zeros(4), torch.ones(4)).mT,
+    "log sigmoid": F.logsigmoid,
+    "power of a number": lambda x: 2.0**x,
+}
+
+
+@pytest.mark.parametrize("order", ["given", "permuted"])
+@pytest.mark.parametrize("name", OPEN)
+def test_open_sizes_are_laid_out_as_by_the_kernel(name: str, order: str) -> None:
+    """With a batch of any size, too, results and their gradients lie as eager's: sums are its bits."""
+    first, last, x = torch.nn.Linear(8, 4), torch.nn.Linear(4, 4), torch.rand(2, 16, 8)
+    model = torch.nn.ModuleList([first, last])
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def step(x: Tensor) -> Tensor:
+        hidden = first(x) if order == "given" else first(x.transpose(0, 1).contiguous()).transpose(0, 1)
+        found = OPEN[name](hidden)
+        loss = last(found).mT.contiguous().sin().sum() + found.mT.contiguous().cos().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    sizes = ({0: torch.export.Dim("batch", max=64)},)
+    program = whence.capture_step(step, (x,), model=model, optimizer=optimizer, dynamic_shapes=sizes)
+    assert program.verify(model, (torch.rand(5, 16, 8),)).ok
 
 
 def test_normalisation_after_attention_over_one_picture() -> None:

@@ -55,9 +55,9 @@ def as_on_meta(func: Any) -> LayoutRule:
 def as_pointwise(args: tuple[Any, ...], result: Tensor) -> Tensor:
     """Laid out as a sum of the tensors is: decompositions of derivatives look at others first."""
     given = _tensors(args)
-    if any(map(has_open_sizes, given)):
-        return result
     pair = (given[0], given[-1])  # one, where the other is a number
+    if any(map(has_open_sizes, given)):
+        return _laid_out_as(torch.add(*pair), result)
     return _with_strides_of(_of_kernel(torch.add, _on_meta, pair, {}), result)  # type: ignore[no-any-return]
 
 
@@ -65,8 +65,10 @@ def contiguous(_args: tuple[Any, ...], result: Any) -> Any:
     """New memory in the order of dimensions, whatever the arguments' is; of several results all."""
     if isinstance(result, list | tuple):
         return type(result)(contiguous((), part) for part in result)
-    if not isinstance(result, Tensor) or has_open_sizes(result):
+    if not isinstance(result, Tensor):
         return result
+    if has_open_sizes(result):
+        return torch.empty_like(result, memory_format=torch.contiguous_format)
     return _with_strides_of(torch.empty(result.shape, device="meta"), result)
 
 
@@ -80,9 +82,8 @@ def like_new(argument: int) -> LayoutRule:
     """New memory as that of an argument, also where it is permuted."""
 
     def laid_out(args: tuple[Any, ...], result: Tensor) -> Any:
-        return (
-            result if has_open_sizes(result) else _with_strides_of(torch.empty_like(args[argument]), result)
-        )
+        real = torch.empty_like(args[argument])
+        return _laid_out_as(real, result) if has_open_sizes(result) else _with_strides_of(real, result)
 
     return laid_out
 
@@ -165,6 +166,11 @@ def _with_strides_of(real: Any, result: Any) -> Any:
     if not isinstance(result, Tensor) or real.shape != result.shape or real.stride() == result.stride():
         return result
     return torch.empty_strided(real.shape, real.stride(), dtype=result.dtype, device=result.device)
+
+
+def _laid_out_as(real: Tensor, result: Tensor) -> Tensor:
+    """Where sizes are open: strides are not compared, which would be a guard on sizes."""
+    return torch.empty_like(real, dtype=result.dtype) if len(real.shape) == len(result.shape) else result
 
 
 def is_laid_out_two_ways(tensor: Any) -> bool:

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import snapshot_fake
 
 from whence._torch.fakes import fake_like
+from whence._torch.operators.fake_layouts import contiguous_on_cpu
 from whence._torch.operators.table import fake_kernel, said_of
 from whence._torch.plain_values import PLAIN
 from whence._torch.sizes.symbols import SYMBOLIC, comparable, expression, has_open_sizes
@@ -49,8 +50,9 @@ class Samples:
 
     def result(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
         """What an operator gives; None where PyTorch's fake kernel has to say it."""
-        if kwargs or not (keeps_sizes(func) or said_of(func).selects_sizes):
-            return None
+        rule = said_of(func).layout
+        if kwargs or rule is contiguous_on_cpu or not (keeps_sizes(func) or said_of(func).selects_sizes):
+            return None  # that rule asks where tensors are
         samples: list[_Sample] = []
 
         def on_meta(value: Any) -> Tensor:
@@ -64,6 +66,7 @@ class Samples:
                 given = [_each(value, on_meta) for value in args]
                 sizes = _together(samples) if keeps_sizes(func) else None
                 found = fake_kernel(func)(*given)
+                found = found if rule is None else rule(tuple(given), found)
             return self._like(found, sizes or _selected_sizes(found, samples), samples)
         except _Uncommon:
             return None

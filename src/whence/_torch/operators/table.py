@@ -222,6 +222,8 @@ ROWS: Mapping[OpOverload, Operator] = {
         (aten.batch_norm.default, aten.instance_norm.default), Operator(writes=(3, 4), training=5)
     ),
     aten._native_batch_norm_legit_functional.default: Operator(training=5),
+    aten._native_batch_norm_legit_no_training.default: Operator(layout=follows(0)),
+    aten._native_batch_norm_legit.no_stats: Operator(layout=follows(0)),
     **{
         operator: Operator(training=2)
         for _, operator in _named("feature_dropout alpha_dropout native_dropout")
