@@ -124,6 +124,21 @@ def _decided(number: Any) -> Any:
     return operator.index(as_recorded(number)) if is_whole else number
 
 
+_COUNTING = (torch.ops.aten.arange, torch.ops.aten.range)
+"""Operators whose result has a size by the numbers that they are given."""
+
+
+def _counted(numbers: Any) -> tuple[Any, ...]:
+    """Numbers to count through that are as many as these: how many there are is decided, not which."""
+    known = [as_recorded(number) for number in numbers]
+    if not all(isinstance(number, int) for number in known):
+        return tuple(operator.index(each) if isinstance(each, int) else float(each) for each in known)
+    if len(known) == 1:
+        return (operator.index(known[0]),)
+    first, last, *step = known
+    return (0, operator.index(last - first), *map(operator.index, step))
+
+
 class StepRecording(RecordingListener, Protocol):
     """Who is told of the recording of a step."""
 
@@ -211,7 +226,8 @@ class StepRecorder(Recorder):
         args, kwargs = self.recognised(args), {key: self.recognised(value) for key, value in kwargs.items()}
         node_args = self._with_nodes(args)
         node_kwargs = {key: self._with_nodes(value) for key, value in kwargs.items()}
-        result = unaliased_or_nothing(func(*without_recorded(args), **without_recorded(kwargs)))
+        stand_ins = _counted(args) if func.overloadpacket in _COUNTING else without_recorded(args)
+        result = unaliased_or_nothing(func(*stand_ins, **without_recorded(kwargs)))
         tracer = self.tracer
         node = tracer.graph.create_node(
             "call_function", func, node_args, node_kwargs, func.overloadpacket.__name__

@@ -79,9 +79,20 @@ def every_other(model: Any, loss: Tensor) -> None:
         model.losses.append(loss.item())
 
 
+def goes_round(model: Any, loss: Tensor) -> None:
+    places = torch.arange(model.taken, model.taken + 4) % 8
+    model.taken = (model.taken + 4) % 8
+    model.last = loss.detach() * places.numel() + places[0] + places[-1]
+
+
+def counts_up_to(model: Any, loss: Tensor) -> None:
+    model.taken += 1
+    model.last = loss.detach() * torch.arange(model.taken).numel() + torch.arange(0, model.taken, 0.5).sum()
+
+
 KEEPING = [
     *(counts, appends, remembers, keeps_a_tensor, logs, divides_by_its_count, every_other),
-    puts_a_buffer,
+    *(puts_a_buffer, goes_round, counts_up_to),
 ]
 
 
