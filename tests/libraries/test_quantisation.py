@@ -89,3 +89,72 @@ def test_optimizer_with_quantised_state(name: str, taken: int, monkeypatch: pyte
         assert torch.equal(bound(x), twin(x))
     assert differing(expected.state_dict(), model.state_dict()) == []
     assert type(optimizer.state[model.weight]["exp_avg"]).__name__.startswith("OptimState")
+
+
+class LowRank(nn.Module):
+    """A layer that stays as it is, and what is trained beside it."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(4, base.in_features) * 0.1)
+        self.up = nn.Parameter(torch.zeros(base.out_features, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.base(x) + x @ self.down.T @ self.up.T
+        return found
+
+
+def beside_quantised() -> nn.Module:
+    quantization = library("torchao.quantization")
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    quantization.quantize_(model, quantization.Int8WeightOnlyConfig())
+    return nn.Sequential(*[LowRank(each) if isinstance(each, nn.Linear) else each for each in model])
+
+
+def in_mixed_precision() -> nn.Module:
+    training = library("torchao.prototype.quantized_training")
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    library("torchao.quantization").quantize_(model, training.int8_mixed_precision_training())
+    return model
+
+
+def in_float8() -> nn.Module:
+    float8 = library("torchao.float8")
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    config = float8.Float8LinearConfig(emulate=True)
+    return float8.convert_to_float8_training(model, config=config)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("make", [beside_quantised, in_mixed_precision, in_float8])
+def test_quantised_models_are_trained(make: Any) -> None:
+    """Weights that are made of other tensors, frozen or trained; their gradient may be a plain tensor."""
+
+    def started() -> tuple[Any, nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = make()
+        held = [each for each in model.parameters() if each.requires_grad]
+        optimizer = torch.optim.AdamW(held, lr=1e-2)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = model(x).sin().pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step, model, optimizer
+
+    (step, model, optimizer), (twin, expected, _) = started(), started()
+    bound = whence.capture_step(step, (torch.randn(64, 64),), model=model, optimizer=optimizer)
+    run = bound.bind(model, optimizer)
+    for seed in range(3):
+        x = torch.randn(64, 64)
+        torch.manual_seed(seed)
+        found = run(x)
+        torch.manual_seed(seed)
+        assert torch.equal(found, twin(x))
+    pairs = list(zip(model.parameters(), expected.parameters(), strict=True))
+    grads = [(left.grad, right.grad) for left, right in pairs if left.grad is not None]
+    assert grads and all(type(left) is type(right) and torch.equal(left, right) for left, right in grads)

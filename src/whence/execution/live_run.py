@@ -417,8 +417,9 @@ class Live:
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """The gradient of each tensor; that of one which is made of others is made of theirs."""
         for whole in self.program.signature.wholes:
-            parts = [gradients.pop(name, None) for name in whole.parts]
             if whole.gradient is not None:
+                names = whole.parts[: whole.gradient.num_leaves]  # it may be made otherwise than the tensor
+                parts = [gradients.pop(name, None) for name in names]
                 yield self.tensors[whole.path], tree_unflatten(parts, whole.gradient)
         for name, gradient in gradients.items():
             yield values[name], gradient

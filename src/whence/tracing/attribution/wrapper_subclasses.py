@@ -59,26 +59,31 @@ def root_by_part(root: Tensor, gradient: Tensor) -> Iterator[tuple[GradientKey |
             yield key, part, seed
 
 
-def gradient_parts(whole: Composed, gradient: Tensor | None) -> tuple[TreeSpec | None, list[Tensor | None]]:
+_REMEDY = "let both be of one class, turn requires_grad off for it, or capture the forward"
+
+
+def gradient_parts(
+    whole: Composed, gradient: Tensor | None, remedy: str = _REMEDY
+) -> tuple[TreeSpec | None, list[Tensor | None]]:
     """The structure of the gradient of a composed tensor and its plain parts, one for each of the tensor's.
 
-    Raises `UnsupportedInput` for a gradient that is made otherwise.
+    Raises `UnsupportedInput`, with a `remedy`, for a gradient that is made otherwise.
     """
     if gradient is None:
         return None, [None] * len(whole.nodes)
     leaves, spec = tree_flatten(gradient)
     if type(gradient) is not type(whole.tensor) or len(leaves) != len(whole.nodes):
-        raise made_otherwise(whole.path, whole.tensor, gradient)
+        raise made_otherwise(whole.path, whole.tensor, gradient, remedy)
     return spec, leaves
 
 
-def made_otherwise(name: str, tensor: Tensor, gradient: Any) -> UnsupportedInput:
+def made_otherwise(name: str, tensor: Tensor, gradient: Any, remedy: str = _REMEDY) -> UnsupportedInput:
     """The error for a gradient that is not made of tensors as the one it is for."""
     kinds = ["plain tensor" if not is_composed(each) else type(each).__name__ for each in (tensor, gradient)]
     return UnsupportedInput(
         f"the gradient of {name}, a {kinds[0]}, is a {kinds[1]}",
         why="each input has one gradient in the program, a tensor like it",
-        remedy="let both be of one class, turn requires_grad off for it, or capture the forward",
+        remedy=remedy,
     )
 
 

@@ -21,12 +21,13 @@ from whence._torch.observe.training_steps import (
 )
 from whence._torch.pytrees import TreeSpec, tree_flatten, tree_unflatten
 from whence._torch.refusals import data_replaced
+from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence._torch.tensors import tensors_restored
 from whence.errors import Place, SideEffect, UnsupportedStep
 from whence.program.arguments.containers import containers_in
 from whence.program.arguments.optimizer_arguments import Outside, Step, is_number
 from whence.provenance import Source
-from whence.tracing.attribution.wrapper_subclasses import Composed, gradient_parts
+from whence.tracing.attribution.wrapper_subclasses import Composed, made_otherwise
 from whence.tracing.reads.attribute_reads import tensor_attributes
 from whence.tracing.recording.backward import Backward
 from whence.tracing.recording.partial import keeping_what_was_recorded
@@ -314,17 +315,25 @@ def _refuse_other_kinds(paths: Sequence[str], session: StepSession) -> None:
         )
 
 
+_CLEARED = "clear it in the step: call optimizer.zero_grad() at its end"
+
+
 def _backward(
     session: StepSession, leaves: Sequence[tuple[Tensor, fx.Node]], wholes: Sequence[Composed]
 ) -> Backward:
     """Gradients that are left, and what the passes began with."""
     found = [(node, gradient) for tensor, node in leaves if (gradient := _left(session, tensor)) is not None]
+    for tensor, node in leaves:
+        if is_composed(tensor.grad) and id(tensor) not in session.step.taken:
+            raise made_otherwise(session.log.inputs[node], tensor, tensor.grad, _CLEARED)
     structures: dict[str, TreeSpec] = {}
     for whole in wholes:
         if (gradient := _left(session, whole.tensor)) is not None:
-            spec, parts = gradient_parts(whole, gradient)
-            found += [(node, part) for node, part in zip(whole.nodes, parts, strict=True) if part is not None]
-            structures |= {whole.path: spec} if spec is not None else {}
+            parts, spec = tree_flatten(gradient)
+            if len(parts) > len(whole.nodes):
+                raise made_otherwise(whole.path, whole.tensor, gradient, _CLEARED)
+            found += zip(whole.nodes, parts, strict=False)
+            structures[whole.path] = spec
     left = [(node, session.tensors.known(gradient)) for node, gradient in found]
     for tensor, node in leaves:
         if (zeros := session.step.zeroed.get(id(tensor))) is not None and tensor.grad is not zeros():

@@ -27,11 +27,10 @@ from whence._torch.observe.module_calls import ObservedCall
 from whence._torch.observe.training_steps import Optimizers, is_around_another, is_one_of, is_scaling
 from whence._torch.record.step_recorder import StepRecorder
 from whence._torch.sizes.numbers import as_node
-from whence._torch.subclasses.wrapper_subclasses import is_composed
 from whence.errors import CaptureError, DataDependent, Place, UnsupportedStep
 from whence.program.signature import Input, Part
 from whence.schema import InputKind, Phase
-from whence.tracing.attribution.wrapper_subclasses import made_otherwise, root_by_part
+from whence.tracing.attribution.wrapper_subclasses import root_by_part
 from whence.tracing.listening.branches import Branches
 from whence.tracing.listening.data_dependence import NO_NUMBERS, value_of
 from whence.tracing.listening.model_acts import ModelActs
@@ -351,8 +350,6 @@ class StepPasses(Passes):
 
     def gradient_is_kept(self, leaf: Tensor) -> None:
         """What was recorded since has put the gradient into `.grad`."""
-        if is_composed(leaf.grad) is not is_composed(leaf) and id(leaf) in self.step.leaves:
-            raise made_otherwise(self.run.log.inputs[self.step.leaves[id(leaf)]], leaf, leaf.grad)
         for node in self.run.log.order[self.step.arriving :]:
             self.run.log.add(GradientKept(node, id(leaf)))
 
