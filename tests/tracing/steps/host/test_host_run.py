@@ -187,3 +187,17 @@ def test_a_list_of_numbers_is_replaced() -> None:
 
     loss = whence.capture_step(replaces, (batch(),), **held).bind(**held)(batch())
     assert kept.last == [loss.item()]
+
+
+def test_a_place_that_comes_of_what_is_there_is_refused() -> None:
+    """Every attempt found another one, and the capture went on for ever."""
+    kept, step, held = counting(table={})
+
+    def puts(x: Tensor) -> Tensor:
+        loss = step(x)
+        kept.table[len(kept.table)] = "a step"
+        return loss
+
+    with pytest.raises(whence.UnsupportedStep, match=r"puts something at kept\.table\[1\], and .*table\[0\]"):
+        whence.capture_step(puts, (batch(),), **held)
+    assert kept.table == {}

@@ -223,6 +223,7 @@ class HostRun:
         refuse_changed((path for path in self._unrepeatable(changes) if path not in renewed), place)
         unknown = [row for row in changes if not self._assumed.knows(row.place.identity)]
         if unknown:
+            self._refuse_other_places(changes, unknown, place)
             more = self._more(unknown, place)
             raise AnotherAttempt(
                 lambda assumed: replace(assumed, host=more), "the step changes things around it"
@@ -245,6 +246,21 @@ class HostRun:
         yield from (
             name for row in self.enclosed.theirs if not row.is_unchanged for name in row.changed_names()
         )
+
+    def _refuse_other_places(
+        self, changes: Sequence[HostChange], unknown: Sequence[HostChange], place: Place
+    ) -> None:
+        """Raise `UnsupportedStep` where this run put something elsewhere than the one before, as the next one
+        would again: `held[len(held)] = ...`."""
+        found = {row.place.identity for row in changes}
+        left = [held.path for key, (held, _) in self._assumed.replaced.items() if key not in found]
+        if left:
+            raise UnsupportedStep(
+                f"the step puts something at {unknown[0].place.path}, and in another run at {left[0]}",
+                where=place,
+                why="where it puts it comes of what is there already, and a program has one place for it",
+                remedy="append to a list, which a program does; or do it outside the captured step",
+            )
 
     def _more(self, unknown: Sequence[HostChange], place: Place) -> HostAssumptions:
         then = self._assumed
