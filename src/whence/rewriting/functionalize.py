@@ -6,12 +6,12 @@ each step back into that base, and a view read after its base has changed is tak
 """
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from whence._torch.autograd.replaced_data import PUTS_DATA, is_data
 from whence._torch.graphs import fake_result
@@ -20,12 +20,14 @@ from whence._torch.operators.schemas import (
     arguments_of_twin,
     functional_twin,
     is_wrapped,
+    looked_into,
     missing_defaults,
     op_name,
     short_name,
     traits,
     without_outputs,
     written_arguments,
+    written_nodes,
 )
 from whence._torch.operators.table import said_of
 from whence._torch.operators.views import written_into
@@ -35,7 +37,7 @@ from whence._torch.sizes.nodes import SizeNodes
 from whence._torch.sizes.symbols import SYMBOLIC, is_surely_contiguous
 from whence.errors import Fault, UnsupportedMutation
 from whence.program.node_records import origin_of, place_of, set_origin
-from whence.rewriting.layouts import drawn_in_memory_order, laid_out_as
+from whence.rewriting.layouts import as_before, drawn_in_memory_order, laid_out_as
 from whence.schema import Phase
 
 aten = torch.ops.aten
@@ -60,7 +62,8 @@ class Functional:
     went through; `sources` leads from a node made here to the recorded one it was made for, `overwritten`
     from one that holds what was written to the one that held the tensor until then, and `copied` where all
     of it came from elsewhere; `looking` are nodes that take a view again, and those `behind` write behind
-    autograd's back.
+    autograd's back: where there are any it `is_overlooked`, and views are taken again after every write, for
+    what autograd keeps of them has to lie in the memory that is written.
     """
 
     graph: fx.Graph
@@ -79,6 +82,7 @@ class Functional:
     copied: dict[fx.Node, fx.Node] = field(default_factory=dict)
     looking: dict[fx.Node, None] = field(default_factory=dict)
     behind: dict[fx.Node, None] = field(default_factory=dict)
+    is_overlooked: bool = False
 
     def final(self, node: fx.Node, last: fx.Node | None = None) -> fx.Node:
         """The node that holds, at the end of the graph, the value of the tensor that `node` recorded.
@@ -164,6 +168,7 @@ def functionalize(graph: fx.Graph, sizes: SizeNodes | None = None) -> Functional
     state = Functional(graph, sizes)
     if not any(_writes_arguments(node) for node in graph.nodes):
         return state
+    state.is_overlooked = any(PUTS_DATA in node.meta or writes_data(node) for node in graph.nodes)
     _refuse([fault for node in list(graph.nodes) if (fault := _rewritten(state, node)) is not None])
     for node in reversed(list(state.replaced)):
         if not node.users:
@@ -184,6 +189,17 @@ def _rewritten(state: Functional, node: fx.Node) -> "_NoForm | None":
 
 def _writes_arguments(node: fx.Node) -> bool:
     return node.op == "call_function" and bool(written_arguments(node.target, node.args, node.kwargs))
+
+
+def writes_data(node: fx.Node) -> bool:
+    """Whether a recorded operation writes through `tensor.data`, or through a view of it."""
+    return any(any(map(is_data, _followed(written))) for written in written_nodes(node))
+
+
+def _followed(node: fx.Node | None) -> Iterator[fx.Node]:
+    while node is not None:
+        yield node
+        node = looked_into(node)
 
 
 def _rewrite(state: Functional, node: fx.Node) -> None:
@@ -257,7 +273,7 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
             if _is_resized(target, part, new):
                 values.append(_resize(state, part, new, writer))
                 continue
-            values.append(_as_before(new, part, writer))
+            values.append(as_before(new, part, writer))
             _write(state, part, values[-1], writer)
     several = own == 0 and len(values) > 1 and len(target._schema.returns) > 1
     if not isinstance(written[0], fx.Node) or several:
@@ -383,24 +399,13 @@ def _multiplied_in_half(twin: Any, node: fx.Node, writer: _NodeWriter) -> fx.Nod
 def _cloned_as_target(node: fx.Node, writer: _NodeWriter) -> fx.Node:
     """`aten.copy` has no derivative; a clone in the shape, dtype and layout of the target has."""
     target, source = node.args[:2]
-    value = _as_before(source, target, writer)  # type: ignore[arg-type]
+    value = as_before(source, target, writer)  # type: ignore[arg-type]
     if is_surely_contiguous(target.meta["val"]):  # type: ignore[union-attr]
         return writer(aten.clone.default, value, memory_format=torch.contiguous_format)
     is_whole = said_of(target.target).view is None  # type: ignore[union-attr]
     if is_whole and origin_of(node).phase is Phase.BACKWARD:  # gradients arrive in any layout
         return written_into(aten.slice_scatter.default, target, value, writer)  # type: ignore[arg-type]
     return writer(aten.clone.default, value)
-
-
-def _as_before(value: fx.Node, tensor: fx.Node, writer: _NodeWriter) -> fx.Node:
-    """In-place operations keep the dtype and shape of the tensor they write; their twins may not. A gradient
-    is first cast back, and then summed."""
-    before, now = tensor.meta["val"], value.meta["val"]
-    if isinstance(now, Tensor) and now.shape != before.shape:
-        value = writer(aten.expand.default, value, list(before.shape))
-    if isinstance(now, Tensor) and now.dtype != before.dtype:
-        value = writer(aten._to_copy.default, value, dtype=before.dtype)
-    return value
 
 
 def _twin_of(node: fx.Node) -> Any:
@@ -427,7 +432,7 @@ def _write(state: Functional, recorded: fx.Node, value: fx.Node, writer: _NodeWr
         state.copied[value] = whole
     state.versions[base] = state.versions.get(base, 0) + 1
     state.history.setdefault(base, []).append(state.latest[base])
-    if view is not None and not is_behind:
+    if view is not None and not state.is_overlooked:
         taken = laid_out_as(before, value, writer)
         state.overwritten.setdefault(taken, before)
         state.taken[tensor] = (state.versions[base], taken)

@@ -58,3 +58,14 @@ def drawn_in_memory_order(twin: Any, node: fx.Node, writer: Callable[..., fx.Nod
     kwargs = {**node.kwargs, **missing_defaults(target, twin, node.args, node.kwargs)}
     drawn = writer(twin, writer(aten.permute.default, tensor, order), *rest, **kwargs)
     return writer(aten.permute.default, drawn, [order.index(axis) for axis in range(len(order))])
+
+
+def as_before(value: fx.Node, tensor: fx.Node, writer: Callable[..., fx.Node]) -> fx.Node:
+    """In-place operations keep the dtype and shape of the tensor they write; their twins may not. A gradient
+    is first cast back, and then summed."""
+    before, now = tensor.meta["val"], value.meta["val"]
+    if isinstance(now, Tensor) and now.shape != before.shape:
+        value = writer(aten.expand.default, value, list(before.shape))
+    if isinstance(now, Tensor) and now.dtype != before.dtype:
+        value = writer(aten._to_copy.default, value, dtype=before.dtype)
+    return value

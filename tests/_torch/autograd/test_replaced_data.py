@@ -232,6 +232,15 @@ def what_is_read_through_data(m: Replacing, x: Tensor) -> Tensor:
     return product + hidden
 
 
+def a_view_that_was_written_before(m: Replacing, x: Tensor) -> Tensor:
+    hidden = m.linear(x)
+    row = hidden[0]
+    row.mul_(2)
+    product = row * row
+    hidden.data.mul_(3)
+    return product + hidden
+
+
 def what_needs_no_gradient(m: Replacing, x: Tensor) -> Tensor:
     factor = x.exp()
     product = m.linear(x) * factor
@@ -265,12 +274,17 @@ def a_parameter_written_both_ways(m: Replacing, x: Tensor) -> Tensor:
 
 WRITTEN = [
     *(what_tanh_keeps, a_factor, a_view_of_a_factor, rows_one_after_the_other, what_is_read_through_data),
-    *(what_needs_no_gradient, what_the_caller_gave, a_parameter_again_and_again),
+    *(
+        a_view_that_was_written_before,
+        what_needs_no_gradient,
+        what_the_caller_gave,
+        a_parameter_again_and_again,
+    ),
     a_parameter_written_both_ways,
 ]
 
 
-@pytest.mark.sample(9)
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("body", WRITTEN, ids=lambda body: body.__name__)
 def test_what_is_written_through_data_has_the_gradients_of_eager(body: Any, tmp_path: Path) -> None:
     """Autograd reads what it has kept where it lies, and finds there what was written meanwhile."""

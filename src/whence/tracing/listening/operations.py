@@ -8,13 +8,13 @@ from torch import Tensor, fx, nn
 
 from whence._torch.autograd.mode_questions import GRAD, mode_now
 from whence._torch.autograd.nodes import inside_backward
-from whence._torch.autograd.replaced_data import is_data
 from whence._torch.files import hook_in_words
 from whence._torch.observe.checkpoints import is_in_checkpoint
-from whence._torch.operators.schemas import draws, looked_into, written_nodes
+from whence._torch.operators.schemas import draws, written_nodes
 from whence._torch.record.recorder import Recorder
 from whence._torch.refusals import history_followed, hook_kept
 from whence._torch.sizes.drawn_numbers import DRAWN
+from whence.rewriting.functionalize import writes_data
 from whence.tracing.listening.model_acts import ModelActs
 from whence.tracing.listening.run_state import RunState
 from whence.tracing.log.events import Drew, Lost, MadeOfNumbers, Marked, Met, Unpacked
@@ -54,7 +54,7 @@ class Operations:
         if node.target is not DRAWN and draws(node.target, node.args, node.kwargs):
             for event in self._drawn(node):
                 log.add(event)
-        if (_writes_from_outside(node) or _writes_data(node)) and is_in_checkpoint():
+        if (_writes_from_outside(node) or writes_data(node)) and is_in_checkpoint():
             log.add(Lost("a checkpoint that writes again in the backward"))
         if node.target is torch.ops.aten.detach.default and inside_backward() and torch.is_grad_enabled():
             log.add(Unpacked(node))
@@ -104,14 +104,3 @@ class Operations:
 def _writes_from_outside(node: fx.Node) -> bool:
     """Whether an operation writes to what was there before the run: state, an argument."""
     return any(written.op == "placeholder" for written in written_nodes(node))
-
-
-def _writes_data(node: fx.Node) -> bool:
-    """Whether an operation writes through `tensor.data`, or through a view of it."""
-    return any(any(map(is_data, _looked_through(written))) for written in written_nodes(node))
-
-
-def _looked_through(node: fx.Node | None) -> Iterator[fx.Node]:
-    while node is not None:
-        yield node
-        node = looked_into(node)
