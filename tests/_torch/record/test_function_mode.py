@@ -1,5 +1,6 @@
 """Torch functions that a recording answers, or refuses, before the dispatcher sees them."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -230,3 +231,21 @@ def test_ranges_between_tensors_have_no_history(make: Callable[..., Tensor], bac
     model, x = Ranged(make), torch.ones(2, 2)
     result = whence.capture(model, (x,), backward=backward).verify(model, (x,))
     assert result.ok, str(result)
+
+
+MASKS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "all": lambda x, mask: x[mask] * 2,
+    "rows": lambda x, mask: x[mask[:, 0]] * 2,
+    "behind dots": lambda x, mask: x[..., mask[0]] * 2,
+    "in a tuple": lambda x, mask: x[:, mask[1]] * 2,
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_of_bytes_selects_as_in_eager(name: str) -> None:
+    """PyTorch's fake kernel of index takes none, and the capture ended in its error."""
+    x, mask = torch.rand(2, 3, requires_grad=True), torch.tensor([[1, 0, 2], [0, 1, 1]], dtype=torch.uint8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that masks of bytes are deprecated
+        program = whence.capture(MASKS[name], (x, mask))
+        assert program.verify(MASKS[name], (x, mask)).ok

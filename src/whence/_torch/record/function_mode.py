@@ -228,6 +228,8 @@ class FunctionMode(TorchFunctionMode):
             args = (self.recorder.decider.whole(args[0]),) if func is _AS_INTEGER else args
         if func not in _INDEXINGS:
             return func, args, kwargs
+        if func is Tensor.__getitem__:
+            args = (args[0], self._with_truths(args[1]))
         if not torch._C._len_torch_function_stack():
             # another mode, as that of flex attention, may index by tensors in its own way
             args = (args[0], self._with_numbers_read(args[1]), *args[2:])
@@ -236,6 +238,15 @@ class FunctionMode(TorchFunctionMode):
             index = self._with_numbers_listed(func, [*map(_as_index, args[1])])
             args = (args[0], kind(index), *args[2:])
         return func, args, kwargs
+
+    def _with_truths(self, index: Any) -> Any:
+        """An index with a mask of truths in the place of one of bytes, which fake kernels do not take."""
+        is_mask = [isinstance(item, Tensor) and item.dtype is torch.uint8 for item in _items(index)]
+        if not any(is_mask):
+            return index
+        with self:
+            items = tuple(i.bool() if mask else i for i, mask in zip(_items(index), is_mask, strict=True))
+        return items if isinstance(index, tuple) else items[0]
 
     def _with_numbers_read(self, index: Any) -> Any:
         """An index with the number in the place of each tensor that is one, which C++ would ask for."""
