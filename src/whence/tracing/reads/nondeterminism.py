@@ -55,6 +55,7 @@ class ImpureCalls:
         self._announced: dict[int, tuple[Any, Any]] = {}
         self._clocks: dict[int, str] = {}
         self._names: list[tuple[Callable[[], Any], Callable[[Any], None], Any, Any]] = []
+        self._standing: set[int] = set()
         self._patches = ExitStack()
         self._is_deaf = False
         self._tells_settings: Callable[[], None] | None = None
@@ -116,7 +117,7 @@ class ImpureCalls:
         for name, value in list(held.items()):
             if getattr(value, "__self__", None) is _PYTHON_S:
                 drawing = partial(self._drawn_apart, value.__name__)
-                self._names.append((partial(held.get, name), partial(held.__setitem__, name), value, drawing))
+                self._put_name((partial(held.get, name), partial(held.__setitem__, name), value, drawing))
                 held[name] = drawing
 
     def _drawn_apart(self, name: str, *args: Any) -> Any:
@@ -127,7 +128,7 @@ class ImpureCalls:
         known = self._announced.get(id(now()))
         if known is None or known[0] is not now():
             return False
-        self._names.append((now, put, *known))
+        self._put_name((now, put, *known))
         put(known[1])
         return True
 
@@ -138,12 +139,16 @@ class ImpureCalls:
             return False
         if name not in namespace:
             namespace[name] = answer
-            self._names.append((partial(namespace.get, name), lambda _: namespace.pop(name), None, answer))
+            self._put_name((partial(namespace.get, name), lambda _: namespace.pop(name), None, answer))
         return namespace[name] is answer
 
     def is_put(self, value: object) -> bool:
         """Whether a value stands under a name for what was there, and will be again."""
-        return any(announced is value for *_, announced in self._names)
+        return id(value) in self._standing
+
+    def _put_name(self, name: tuple[Callable[[], Any], Callable[[Any], None], Any, Any]) -> None:
+        self._names.append(name)
+        self._standing.add(id(name[-1]))
 
     def held(self, value: object) -> bool:
         """Whether a value is one of these that an object holds, where nothing can be put in its place: it is
@@ -172,7 +177,7 @@ class ImpureCalls:
         """Hear nobody any more; who has a function that was put under a name has what was there."""
         self._is_deaf, self._tells_settings = True, None
         self._read = self._line = self._is_user = _nobody  # type: ignore[assignment]
-        for held in (self._announced, self._names, self._clocks):
+        for held in (self._announced, self._names, self._clocks, self._standing):
             held.clear()
 
     def faults(self) -> list[Fault]:
