@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from whence._torch.observe.attribute_reads import ReadObserver, is_observable
+from whence._torch.observe.attribute_reads import ReadObserver, holds_settings, is_observable
 from whence._torch.observe.hooks import global_hooks
 
 
@@ -139,6 +139,18 @@ def test_classes_that_cannot_be_observed(value: object) -> None:
     """Built-in classes and those of torch are left alone."""
     assert not is_observable(type(value))
     assert not ReadObserver(Listener()).observe_class_of(value)
+
+
+class FileOfEach:
+    """Says of each object of which file it is, as Cython's functions do."""
+
+    __module__ = property(lambda self: "elsewhere")
+
+
+def test_a_class_whose_objects_say_of_which_file_they_are() -> None:
+    """It is none of a user's, and nothing is asked of what stands for the name of its file."""
+    assert not is_observable(FileOfEach)
+    assert not holds_settings(FileOfEach)
 
 
 @pytest.mark.canary("torch.nn.Module._call_impl.hook", "torch.utils.hooks.BackwardHook._set_user_hook.hook")

@@ -227,12 +227,14 @@ def is_observable(kind: type) -> bool:
 
 def holds_settings(kind: type) -> bool:
     """Whether objects of a class of torch's are looked at as those of a user's are: optimizers, data sets."""
-    return kind.__module__.startswith(_WITH_SETTINGS) and is_mutable(kind)
+    return is_mutable(kind) and kind.__module__.startswith(_WITH_SETTINGS)
 
 
 def is_mutable(kind: type) -> bool:
-    """Whether a class is written in Python, and attributes can be put on it."""
-    return bool(kind.__flags__ & _HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE
+    """Whether a class is written in Python, and attributes can be put on it; Cython's say of which file each
+    of their objects is."""
+    is_made = bool(kind.__flags__ & _HEAP_TYPE) and not kind.__flags__ & _IMMUTABLE_TYPE
+    return is_made and isinstance(kind.__module__, str)
 
 
 def _is_on_its_way(code: CodeType) -> bool:
