@@ -244,6 +244,8 @@ def test_steps_of_distributed_parameters(world: None, tmp_path: Path) -> None:
     program.save(tmp_path / "p.whence")
     shown = whence.load(tmp_path / "p.whence")
     assert str(shown.signature) == str(program.signature)
+    held: Any = shown.input("optimizer.state['0.weight']['exp_avg']")
+    assert held.part.placements == (repr(Shard(0)),) and held.of == "0.weight"
     with pytest.raises(whence.UsageError):
         shown.bind(model, optimizer)
     whence.load(tmp_path / "p.whence", model=model).bind(model, optimizer)(X)

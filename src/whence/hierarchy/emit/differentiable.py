@@ -291,7 +291,7 @@ def straight_through(operation: Callable[..., Tensor], tensor: Tensor, *rest: An
         value = operation(tensor, *rest, **options)
     if not tensor.requires_grad:
         return value
-    if not (tensor.is_leaf or torch.compiler.is_compiling()):
+    if not (tensor.is_leaf or tensor._is_view() or torch.compiler.is_compiling()):
         increment_version(tensor)
     return _StraightThrough.apply(value, tensor)  # type: ignore[no-any-return]
 

@@ -62,18 +62,16 @@ def root_by_part(root: Tensor, gradient: Tensor) -> Iterator[tuple[GradientKey |
 _REMEDY = "let both be of one class, turn requires_grad off for it, or capture the forward"
 
 
-def gradient_parts(
-    whole: Composed, gradient: Tensor | None, remedy: str = _REMEDY
-) -> tuple[TreeSpec | None, list[Tensor | None]]:
+def gradient_parts(whole: Composed, gradient: Tensor | None) -> tuple[TreeSpec | None, list[Tensor | None]]:
     """The structure of the gradient of a composed tensor and its plain parts, one for each of the tensor's.
 
-    Raises `UnsupportedInput`, with a `remedy`, for a gradient that is made otherwise.
+    Raises `UnsupportedInput` for a gradient that is made otherwise.
     """
     if gradient is None:
         return None, [None] * len(whole.nodes)
     leaves, spec = tree_flatten(gradient)
     if type(gradient) is not type(whole.tensor) or len(leaves) != len(whole.nodes):
-        raise made_otherwise(whole.path, whole.tensor, gradient, remedy)
+        raise made_otherwise(whole.path, whole.tensor, gradient)
     return spec, leaves
 
 

@@ -72,9 +72,10 @@ class ContainerSnapshot:
 
         What the run has put there before it reads it first, the next run puts there, too: no change.
         """
-        if self.has_got(holder, name, value):
+        is_computed = name in self._computed_by(type(holder))
+        if not is_computed and self.has_got(holder, name, value):
             self._put.add((id(holder), name))
-        if name in attributes_and_slots(holder) and name not in self._computed_by(type(holder)):
+        if not is_computed and name in attributes_and_slots(holder):
             self._own.add((id(holder), name))
         if (table := _table_of(name, attributes_and_slots(holder))) is not None:
             self._tables[id(holder), name] = table

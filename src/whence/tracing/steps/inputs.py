@@ -145,7 +145,8 @@ def _state_input(session: StepSession, held: OptimizerEntry, found: Optimizing) 
     if held.is_inside:
         name = session.log.free_name("_".join([name, *map(as_name, map(str, held.way[1:]))]))
     if isinstance(held.value, Tensor):
-        return session.input_row(session.recorder.adopt(held.value, name), held.path, said=said, of=row)
+        node = session.recorder.adopt(held.value, name)
+        return session.input_row(node, held.path, said=said, of=row, part=held.part)
     number, made = session.number_input(name, held.path, held.value, said=said, of=row)
     tensors = {} if row is None else {held.home.owner: row.tensor}
     put_inside(held.home.pieces(found.optimizer, tensors), held.way, number)

@@ -49,6 +49,7 @@ from whence.program.arguments.optimizer_arguments import (
     is_plain_set,
     state_parts,
 )
+from whence.program.signature import Part
 from whence.tracing.steps.enclosed_state import has_state
 from whence.tracing.target.subject import StateTensor, Subject
 
@@ -71,6 +72,7 @@ class OptimizerEntry:
     path: str
     value: Any
     parameter: StateTensor | None = None
+    part: Part | None = None
 
     @property
     def place(self) -> Key:
@@ -181,10 +183,9 @@ class Optimizing:
         return [
             row
             for piece in self.pieces()
-            for part in state_parts(piece.value, piece.way, piece.path)
-            for row in [OptimizerEntry(piece.home, part.way, part.spelled, part.value, piece.parameter)]
-            if self._is_input(part.value)
-            or (part.kind == NUMBER and (not row.is_inside or advanced is None or row.place in advanced))
+            for row in _entries_of(piece)
+            if self._is_input(row.value)
+            or (row.kind == NUMBER and (not row.is_inside or advanced is None or row.place in advanced))
             or (row.is_empty and not row.is_inside)
         ]
 
@@ -226,6 +227,19 @@ class Optimizing:
 
     def _beside(self) -> list[Setting]:
         return [Setting(OWN, key, copy_of(value)) for key, value in self.beside.items()]
+
+
+def _entries_of(piece: OptimizerEntry) -> Iterator[OptimizerEntry]:
+    """A piece of state and all that is in it; of tensors that are made of others each says which it is."""
+    wholes: list[StatePart] = []
+    for found in state_parts(piece.value, piece.way, piece.path):
+        whole = next((each for each in wholes if found.way[: len(each.way)] == each.way), None)
+        part = None
+        if whole is not None:
+            part = Part.of(whole.spelled, whole.value, ".".join(found.way[len(whole.way) :]))
+        elif is_composed(found.value):
+            wholes.append(found)
+        yield OptimizerEntry(piece.home, found.way, found.spelled, found.value, piece.parameter, part)
 
 
 def optimizing(subject: Subject, optimizer: object) -> Optimizing:
