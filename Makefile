@@ -46,8 +46,8 @@ test: $(READY) ## run the tests, of long tables a sample
 test-sweeps: $(READY) ## run the rows of long tables that `make test` leaves out
 	$(BIN)/pytest -n 2 --dist loadgroup -m "sweep and not slow"
 
-test-newest: .venv-newest/.ready ## run the tests and the sweeps on the newest PyTorch, in .venv-newest
-	.venv-newest/bin/pytest -n 2 --dist loadgroup -m "not slow"
+test-newest: .venv-newest/.ready ## run the tests and the sweeps on the newest PyTorch, in .venv-newest (ONE_IN=2: half of the sweeps, others for each commit)
+	.venv-newest/bin/pytest -n 2 --dist loadgroup -m "not slow" $(if $(ONE_IN),--one-in=$(ONE_IN) --draw=$$(git rev-parse HEAD))
 
 test-between: .venv-between/.ready ## run the tests of what may differ between releases on one in between, in .venv-between
 	.venv-between/bin/pytest -n 2 --dist loadgroup -m "not slow" tests/_torch tests/test_golden.py tests/test_models.py

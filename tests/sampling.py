@@ -52,6 +52,11 @@ def sample(rows: Mapping[str, object], count: int) -> set[str]:
     return chosen
 
 
+def is_drawn(name: str, one_in: int, draw: str) -> bool:
+    """Whether a sweep is one of those that run where one in so many does: others in each draw."""
+    return crc32(f"{draw} {name}".encode()) % one_in == 0
+
+
 def _words(row: str) -> frozenset[str]:
     return frozenset(re.split(r"[-\]]", row))
 

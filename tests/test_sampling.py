@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.sampling import sample
+from tests.sampling import is_drawn, sample
 
 PRODUCT = {f"{model}-{mode}]": None for model in "abcdef" for mode in ("forward", "loss", "tangents")}
 NEEDED = """
@@ -82,3 +82,11 @@ def test_each_row_runs_in_one_of_them(pytester: pytest.Pytester, chosen: str, co
     pytester.makepyfile(TABLES)
     result = pytester.runpytest("-W", "ignore::pytest.PytestUnknownMarkWarning", "-m", chosen)
     result.assert_outcomes(passed=count, deselected=9 - count)
+
+
+def test_one_in_so_many_sweeps() -> None:
+    """Every sweep runs in some draw, the same ones in each run of one, and about as many as are asked for."""
+    chosen = [{row for row in PRODUCT if is_drawn(row, 2, str(draw))} for draw in range(12)]
+    assert set().union(*chosen) == {*PRODUCT}
+    assert all(4 <= len(rows) <= 14 for rows in chosen) and len({*map(frozenset, chosen)}) > 6
+    assert all(is_drawn(row, 1, "") for row in PRODUCT)
