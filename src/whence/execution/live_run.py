@@ -293,12 +293,9 @@ class Live:
         """Gradients of before that are not made of other tensors as they were."""
         for name, parameter in self.step.gradients:
             part, gradient = self._rows[name].part, self.tensors[parameter].grad
-            now = (
-                Part.of(f"{parameter}.grad", gradient, part.access)
-                if part is not None and is_composed(gradient)
-                else None
-            )
-            if part != now or (part is None and is_composed(gradient)):
+            access = "" if part is None else part.access
+            now = Part.of(f"{parameter}.grad", gradient, access) if is_composed(gradient) else None
+            if part != now:
                 yield Fault(
                     f"{parameter}.grad was {part or 'a plain tensor'} at capture, is {now} now", remedy=AGAIN
                 )

@@ -122,7 +122,7 @@ def hooks_on_gradient(tensor: Tensor) -> tuple[Any, ...]:
 
 def gradient_hooks_before(tensor: Tensor) -> tuple[Any, ...]:
     """Those that run before a gradient is given to whoever asked for it."""
-    return tuple((tensor._backward_hooks or {}).values())
+    return tuple(hooks_of_leaf(tensor)[0].values())
 
 
 def hooks_of_leaf(leaf: Tensor) -> tuple[dict[int, Any], dict[int, Any]]:

@@ -55,6 +55,11 @@ def is_number(value: object) -> bool:
     return type(value) in (int, float) or is_recorded(value)
 
 
+def is_plain_tensor(value: object) -> bool:
+    """Whether it is a tensor that is an input as it is: one that is made of others is several."""
+    return isinstance(value, Tensor) and not is_composed(value)
+
+
 def is_plain_set(value: object) -> bool:
     """Whether it is a set of constants."""
     return type(value) in (set, frozenset) and all(type(each) in PLAIN for each in value)  # type: ignore[attr-defined]
@@ -73,8 +78,7 @@ class StatePart(NamedTuple):
         if is_number(self.value):
             return NUMBER
         kind = type(self.value)
-        is_plain = isinstance(self.value, Tensor) and not is_composed(self.value)
-        return "a tensor" if is_plain else f"{kind.__module__}.{kind.__qualname__}"
+        return "a tensor" if is_plain_tensor(self.value) else f"{kind.__module__}.{kind.__qualname__}"
 
     @property
     def is_known(self) -> bool:

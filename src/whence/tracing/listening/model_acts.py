@@ -219,6 +219,7 @@ class ModelActs:
         """The error for a Python decision that needs a tensor's value."""
         nodes = filter(None, map(self.recorder.node_of, tensors_read(arguments)))
         values = [value_of(node, self.run.places.made(node), self.run.log.inputs) for node in nodes]
-        made = partial(data_dependent, operation, function, values, self.here())
-        self.run.places.needed[:] = [made(inside=self.branches.are_recorded)]
-        return made(inside=self.branches.are_recorded)
+        inside = self.branches.are_recorded
+        made = partial(data_dependent, operation, function, values, self.here(), inside=inside)
+        self.run.places.needed[:] = [made]
+        return made()

@@ -25,14 +25,14 @@ _SHOWN = 3
 class Places:
     """Names places of the run that goes on.
 
-    `needed` is the error for the last value that was needed, as long as nobody has raised it: C++ may have
-    put one of its own in its place (`torch.Size([2, tensor])`).
+    `needed` makes the error for the last value that was needed: C++ may have put one of its own in its place
+    (`torch.Size([2, tensor])`).
     """
 
     running: Running
     finder: SourceFinder
     answers: Answers
-    needed: list[DataDependent] = field(default_factory=list)
+    needed: list[Callable[[], DataDependent]] = field(default_factory=list)
 
     @contextmanager
     def blaming(self, name: str) -> Iterator[None]:
@@ -84,7 +84,8 @@ class CaptureNoting(AbstractContextManager[None]):
     One of PyTorch's machinery is no error of the model's: it becomes the cause of one of ours.
 
     `answers` name the lines where the model was told that it is being compiled: it may have taken a branch
-    there that it does not take in eager mode. `needed` is the error that another may have taken the place of.
+    there that it does not take in eager mode. `needed` makes the error that another may have taken the place
+    of.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class CaptureNoting(AbstractContextManager[None]):
         name: str,
         failed_at: Callable[[BaseException], Place],
         answers: Answers,
-        needed: Sequence[DataDependent] = (),
+        needed: Sequence[Callable[[], DataDependent]] = (),
     ) -> None:
         self._name = name
         self._failed_at = failed_at
@@ -107,7 +108,8 @@ class CaptureNoting(AbstractContextManager[None]):
             raise fake_failed(error, self._failed_at(error)) from error
         if isinstance(error, TypeError | IndexError) and RecordedNumber.__name__ in str(error):
             raise number_wanted(error, self._failed_at(error)) from error
-        for needed in self._needed if isinstance(error, TypeError) else ():
+        for make in self._needed if isinstance(error, TypeError) else ():
+            needed = make()
             if needed.where.line == self._failed_at(error).line:
                 raise needed from error
         error.add_note(

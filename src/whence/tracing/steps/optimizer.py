@@ -47,6 +47,7 @@ from whence.program.arguments.optimizer_arguments import (
     frame_of,
     is_number,
     is_plain_set,
+    is_plain_tensor,
     state_parts,
 )
 from whence.program.signature import Part
@@ -167,7 +168,7 @@ class Optimizing:
         return is_object or isinstance(part.value, Enum) or self._is_input(part.value)
 
     def _is_input(self, value: Any) -> bool:
-        return isinstance(value, Tensor) and not is_composed(value) and id(value) not in self.state
+        return is_plain_tensor(value) and id(value) not in self.state
 
     def touched(self) -> Iterator[StateHome]:
         """Where the state of a parameter has been looked for, which makes one, and nothing was put there."""
@@ -194,12 +195,8 @@ class Optimizing:
         return {
             piece.place: StateFrame(piece.home, piece.way[0], frame_of(piece.value))
             for piece in self.pieces()
-            if not (self._is_leaf(piece.value) or piece.is_empty)
+            if not (is_plain_tensor(piece.value) or piece.is_empty or is_number(piece.value))
         }
-
-    @staticmethod
-    def _is_leaf(value: Any) -> bool:
-        return is_number(value) or (isinstance(value, Tensor) and not is_composed(value))
 
     def settings(self) -> list[Setting]:
         """Everything else in the groups, and numbers that are attributes."""
