@@ -18,6 +18,7 @@ from whence._torch.tensors import (
     default_device,
     generator_state,
     is_on,
+    is_tracked_view,
     lie_apart,
     same_bits,
     share_memory,
@@ -218,6 +219,14 @@ def test_writes_past_autograd_are_counted() -> None:
     counted = torch.ones(2)
     count_writes([counted, uncounted])
     assert counted._version == 1
+
+
+@pytest.mark.canary("torch.Tensor._is_view")
+def test_views_are_what_autograd_tracks_as_such() -> None:
+    """A part of a tensor is one, and what is computed from it is none."""
+    base = torch.ones(2)
+    assert is_tracked_view(base[:1])
+    assert not is_tracked_view(base) and not is_tracked_view(base[:1] * 2)
 
 
 def test_what_is_written_lies_apart() -> None:

@@ -171,6 +171,11 @@ def count_writes(tensors: Iterable[Tensor]) -> None:
     torch.autograd.graph.increment_version([tensor for tensor in tensors if _counts(tensor)])
 
 
+def is_tracked_view(tensor: Tensor) -> bool:
+    """Whether autograd takes a tensor for a view, with which its base is written."""
+    return tensor._is_view()
+
+
 def _counts(tensor: Tensor) -> bool:
     return not tensor.is_inference()
 

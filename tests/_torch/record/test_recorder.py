@@ -442,7 +442,6 @@ def test_results_are_tensors_of_their_own() -> None:
     assert first.output("bias_ih_l0").node != first.output("bias_hh_l0").node
 
 
-@pytest.mark.canary("torch.Tensor._is_view")
 def test_questions_about_history_are_told() -> None:
     """What autograd recorded is asked for by `grad_fn`, `_base`, `output_nr` and `_is_view`."""
     _, listener = recorded(lambda x: (x.grad_fn, x._base, x.output_nr, x._is_view(), x.shape))

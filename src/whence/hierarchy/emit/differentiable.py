@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import increment_version
 
 from whence._torch.autograd.nodes import below_autograd, release_saved
 from whence._torch.sizes.exported_sizes import in_order_of
+from whence._torch.tensors import count_writes, is_tracked_view
 from whence.errors import NotDifferentiable
 from whence.hierarchy.plan.plan import CallPlan, Half
 from whence.hierarchy.run.gradient_pieces import Piece, added, in_order, pieces_in
@@ -291,8 +291,8 @@ def straight_through(operation: Callable[..., Tensor], tensor: Tensor, *rest: An
         value = operation(tensor, *rest, **options)
     if not tensor.requires_grad:
         return value
-    if not (tensor.is_leaf or tensor._is_view() or torch.compiler.is_compiling()):
-        increment_version(tensor)
+    if not (torch.compiler.is_compiling() or tensor.is_leaf or is_tracked_view(tensor)):
+        count_writes([tensor])
     return _StraightThrough.apply(value, tensor)  # type: ignore[no-any-return]
 
 
