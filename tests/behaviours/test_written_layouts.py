@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import whence
@@ -64,6 +65,12 @@ def copy_through_a_transpose(m: Writer, x: Tensor) -> Tensor:
     whole = torch.zeros(24, x.shape[0])
     whole.t().copy_(_wide(m, x))
     return whole.exp_().sum(0) + whole.sigmoid().sum()
+
+
+@bodies.add
+def slopes_drawn_for_a_transposed_tensor(m: Writer, x: Tensor) -> Tensor:
+    drawn = functional.rrelu(_wide(m, x).t(), training=True)
+    return drawn.square().sum() + drawn.exp().sum(0)
 
 
 @bodies.add

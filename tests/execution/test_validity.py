@@ -310,3 +310,89 @@ def test_buffer_that_a_first_run_fills() -> None:
     assert program.check(model, (X,)) == []
     assert same_bits(program.bind(model)(X), expected)
     assert same_bits(model(X), expected)
+
+
+class Remembering(nn.Module):
+    """Makes a row when it first runs, and again for other sizes, dtypes or numbers."""
+
+    def __init__(self, find: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.find = find
+        self.row: Any = None
+        self.last: Any = None
+        self.made_for: Any = None
+
+    def make(self, made_for: Any) -> None:
+        """A row, and what it is for."""
+        self.row, self.made_for = torch.arange(4.0), made_for
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x + self.find(self, x))
+        return result
+
+
+def _for_sizes(model: Any, x: Tensor) -> Tensor:
+    if model.row is None or model.made_for != x.shape[1:]:
+        model.make(x.shape[1:])
+    return model.row  # type: ignore[no-any-return]
+
+
+def _for_a_size(model: Any, x: Tensor) -> Tensor:
+    if model.row is None or model.made_for != x.shape[1]:
+        model.make(x.shape[1])
+    return model.row  # type: ignore[no-any-return]
+
+
+def _for_a_dtype(model: Any, x: Tensor) -> Tensor:
+    if model.row is None or model.made_for != x.dtype:
+        model.make(x.dtype)
+    return model.row  # type: ignore[no-any-return]
+
+
+def _unread(model: Any, x: Tensor) -> Tensor:
+    if model.made_for != x.shape[1:]:
+        model.make(x.shape[1:])
+    return model.row  # type: ignore[no-any-return]
+
+
+def _by_a_flag(model: Any, _: Tensor) -> Tensor:
+    if not model.made_for:
+        model.make(True)
+    return model.row  # type: ignore[no-any-return]
+
+
+def _beside_what_varies(model: Any, x: Tensor) -> Tensor:
+    model.last = x.detach() * 2
+    return _for_sizes(model, x)
+
+
+FOUND = (_for_sizes, _for_a_size, _for_a_dtype, _unread, _by_a_flag, _beside_what_varies)
+
+
+@pytest.mark.filterwarnings("ignore:Remembering kept tensors of the capture")
+@pytest.mark.parametrize("find", FOUND, ids=lambda find: find.__name__.strip("_"))
+def test_what_the_first_run_puts_the_next_one_may_read(find: Callable[[Any, Tensor], Tensor]) -> None:
+    """Also what the first one did not read: for which sizes it made a cache, or the cache itself. A bound run
+    leaves a model that eager can run."""
+    model = Remembering(find)
+    program = whence.capture(model, (X,))
+    assert program.check(model, (X,)) == []
+    bound = program.bind(model)(X)
+    expected = model(X)
+    assert same_bits(bound, expected)
+    assert program.check(model, (X,)) == []
+    assert same_bits(program.bind(model)(X), expected)
+
+
+@pytest.mark.filterwarnings("ignore:Remembering kept tensors of the capture")
+def test_what_the_first_run_puts_of_its_arguments_is_refused() -> None:
+    """The next one would compute with another call's numbers."""
+
+    def find(model: Any, x: Tensor) -> Tensor:
+        if model.made_for is None:
+            model.row, model.made_for = x.detach().sum(0), True
+        return model.row  # type: ignore[no-any-return]
+
+    with pytest.raises(whence.LostState, match="changes made_for while it runs"):
+        whence.capture(Remembering(find), (X,))

@@ -4,7 +4,7 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -65,7 +65,7 @@ class Describer:
         registered: Container[int] = (),
         named: frozenset[str] = frozenset(),
         with_strides: Container[int] = (),
-        places: Container[tuple[int, Any]] = (),
+        places: Set[tuple[int, Any]] = frozenset(),
     ) -> None:
         self._holders = holders
         self._lasting = lasting or {}
@@ -129,23 +129,24 @@ class Describer:
         return tuple((name, self._attribute(held, name)) for name in sorted(own))
 
     def _attribute(self, held: dict[str, Any], name: str) -> Expectation:
-        is_put = (id(held), name) in self._places or (id(held[name]), None) in self._places
-        return ExpectedWords("what a step puts there") if is_put else self.describe(held[name])
+        return self._item(held, name, held[name])
+
+    def _item(self, held: Any, key: object, value: Any) -> Expectation:
+        """What is in one place of a container."""
+        is_put = self._is_put(held, key, value)
+        return ExpectedWords("what a step puts there") if is_put else self.describe(value)
+
+    def _is_put(self, held: Any, key: object, value: Any) -> bool:
+        """Whether a step puts something there, or appends to what is there."""
+        return bool(self._places) and ((id(held), key) in self._places or (id(value), None) in self._places)
 
     def _inside(self, value: Any) -> Expectation:
         if (held := entries_of(value)) is not None:
-            number = self._number_of(value)
-            keys = [(key, is_constant(key) or is_solid(key)) for key in held]
-            return Entries(
-                type(value),
-                tuple(key if is_plain else InWords(type(key).__name__) for key, is_plain in keys),
-                tuple(map(self.describe, held.values())),
-                number,
-                tuple(reference(key) for key, is_plain in keys if not is_plain),
-            )
+            return self._entries(value, held)
         if isinstance(value, list | tuple | deque):
             number = -1 if isinstance(value, tuple) else self._number_of(value)
-            return Items(type(value), tuple(map(self.describe, value)), number)
+            items = (self._item(value, position, item) for position, item in enumerate(value))
+            return Items(type(value), tuple(items), number)
         if isinstance(value, HELD_BY_CLASSES):
             return Items(type(value), (self.describe(inside_of_class(value)),))
         if isinstance(value, weakref.ref):
@@ -158,6 +159,27 @@ class Describer:
         if content is None:
             return self._function(value)
         return Snapshot(type(value), content, self._number_of(value))
+
+    def _keys_put(self, held: dict[Any, Any]) -> Iterator[Any]:
+        """Keys under which a step puts something, or appends to what is there."""
+        if self._places:
+            yield from (key for key, item in held.items() if self._is_put(held, key, item))
+            yield from (key for holder, key in self._places if holder == id(held) and key not in held)
+
+    def _entries(self, value: Any, held: dict[Any, Any]) -> Entries:
+        """A mapping, without what a step puts under keys of it."""
+        number = self._number_of(value)
+        put = tuple(self._keys_put(held))
+        held = {key: item for key, item in held.items() if key not in put} if put else held
+        keys = [(key, is_constant(key) or is_solid(key)) for key in held]
+        return Entries(
+            type(value),
+            tuple(key if is_plain else InWords(type(key).__name__) for key, is_plain in keys),
+            tuple(map(self.describe, held.values())),
+            number,
+            tuple(reference(key) for key, is_plain in keys if not is_plain),
+            put,
+        )
 
     def _function(self, value: Any) -> Expectation:
         function = function_of(value)

@@ -155,13 +155,18 @@ def _other_attribute(
 ) -> str | None:
     """What somebody has put on a tensor or a function since, or taken from it."""
     for name, wanted in expected:
-        if isinstance(wanted, ExpectedWords):  # which a step looks at itself
+        if _is_put_by_step(wanted):
             continue
         if (other := found_in_place(wanted, held.get(name, NOTHING), walk)) is not None:
             return f"whose {name} is {other}"
     more = walk.spelled.intersection(held) if held else frozenset()
     new = min(more.difference(name for name, _ in expected), default=None)
     return None if new is None else f"whose {new} is {_found_in_words(held[new])}"
+
+
+def _is_put_by_step(expected: Expectation) -> bool:
+    """Whether a step looks itself at what is in a place."""
+    return isinstance(expected, ExpectedWords)
 
 
 def found_in_place(expected: Expectation, value: Any, walk: Walk) -> str | None:
@@ -242,6 +247,8 @@ def _items_difference(kind: type, items: Sequence[Expectation], value: Any, walk
 
 def _entries_difference(expected: Entries, value: Any, walk: Walk) -> str | None:
     held, keys, things = entries_of(value), expected.keys, iter(expected.things)
+    if held is not None and expected.put:
+        held = {key: item for key, item in held.items() if key not in expected.put}
     if held is None or type(value) is not expected.type or len(held) != len(keys):
         return _found_in_words(value)
     wanted = (next(things) if isinstance(key, InWords) else key for key in keys)
@@ -267,7 +274,7 @@ def _first_difference(
     at = walk.at
     for wanted, value, place in zip(expected, values, places, strict=True):
         walk.at = f"{at}{place}"
-        found = difference(wanted, value, walk)
+        found = None if _is_put_by_step(wanted) else difference(wanted, value, walk)
         if found is not None:
             return f"one whose item {place} is {found}"
     return None

@@ -429,13 +429,11 @@ def save(path: str, thing: Any) -> list[Saved]:
     return [Saved(path, thing, kind, kind.read(thing)) for kind in kinds_of(thing)]
 
 
-def contents_of(path: str, held: Container) -> list[Saved]:
-    """A container and those inside it."""
-    return containers_saved([(path, held)])
-
-
-def containers_saved(rows: Iterable[tuple[str, Container]], *, keyed: bool = False) -> list[Saved]:
-    """Containers, and those inside each under its path, to which keys are added where that is asked for."""
+def containers_saved(
+    rows: Iterable[tuple[str, Container]], *, keyed: bool = False, but: type | tuple[()] = ()
+) -> list[Saved]:
+    """Containers, and those inside each under its path, to which keys are added where that is asked for;
+    `but` for those that nobody may look into."""
     found, seen, waiting = list[Saved](), set[int](), list(rows)
     while waiting:
         path, held = waiting.pop()
@@ -444,7 +442,8 @@ def containers_saved(rows: Iterable[tuple[str, Container]], *, keyed: bool = Fal
             found.append(Saved(path, held, CONTAINER, content := _copy_of_container(held)))
             kinds = set(map(type, values_of(content)))
             if not kinds <= _HOLDING_NONE and any(issubclass(kind, CONTAINERS) for kind in kinds):
-                waiting += _containers_in(path, content, keyed=keyed)
+                inside = _containers_in(path, content, keyed=keyed)
+                waiting += [row for row in inside if not issubclass(type(row[1]), but)]
     return found
 
 

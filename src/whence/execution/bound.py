@@ -374,12 +374,13 @@ def _faults_of_state(program: FlatProgram, subject: Subject, optimizer: object) 
 
 
 def _of_another_model(program: FlatProgram, step: Step, subject: Subject) -> Iterator[HostPlace]:
-    """What the step changes in modules of the captured model, where this is another one."""
+    """What the step changes in modules of the captured model, or in what they hold, where this is another
+    one."""
     captured = None if program.guards.of is None else program.guards.of.target()
     modules = captured.modules() if isinstance(captured, nn.Module) else ()
     own = {id(module) for _, module in subject.named_modules()}
     theirs = {id(own_attributes(module)) for module in modules if id(module) not in own}
-    return (place for place in step.places if id(place.holder) in theirs)
+    return (place for place in step.places if place.is_within(theirs))
 
 
 def _changing(program: FlatProgram) -> Iterator[str]:

@@ -54,7 +54,8 @@ def guards_for(
     its guards then are as good as those before.
     """
     guards, left = guards_of(program, observed, made), observed.left
-    leaves = () if program.step is not None else tuple(left.constants())
+    is_in_part = program.step is not None or left.tensors  # a flag, and not the tensor that it speaks of
+    leaves = () if is_in_part else tuple(left.constants())
     if not left:
         return replace(guards, leaves=leaves)
 

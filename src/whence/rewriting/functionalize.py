@@ -37,7 +37,7 @@ from whence._torch.sizes.nodes import SizeNodes
 from whence._torch.sizes.symbols import SYMBOLIC, is_surely_contiguous
 from whence.errors import Fault, UnsupportedMutation
 from whence.program.node_records import origin_of, place_of, set_origin
-from whence.rewriting.layouts import as_before, drawn_in_memory_order, laid_out_as
+from whence.rewriting.layouts import as_before, as_recorded, drawn_in_memory_order, laid_out_as
 from whence.schema import Phase
 
 aten = torch.ops.aten
@@ -285,7 +285,7 @@ def _write_functionally(state: Functional, node: fx.Node, written: list[Any], wr
         return
     if own > 0:
         lone = len(target._schema.returns) == 1
-        result = writer(operator.getitem, made, 0) if lone else made
+        result = as_recorded(node, writer(operator.getitem, made, 0), writer) if lone else made
         node.replace_all_uses_with(result)
         state.same[node] = result
         state.replaced[node] = result

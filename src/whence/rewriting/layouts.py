@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from whence._torch.operators.fake_layouts import is_laid_out_two_ways
 from whence._torch.operators.schemas import is_elementwise, missing_defaults
 from whence._torch.operators.views import written_into
-from whence._torch.sizes.symbols import comparable
+from whence._torch.sizes.symbols import comparable, is_surely_contiguous
 from whence.program.queries.marks import leading_to
 
 aten = torch.ops.aten
@@ -47,6 +47,14 @@ def laid_out_as(before: fx.Node, value: fx.Node, writer: Callable[..., fx.Node])
     if have_one_layout(before, value):
         return value
     return written_into(aten.slice_scatter.default, before, value, writer)
+
+
+def as_recorded(node: fx.Node, value: fx.Node, writer: Callable[..., fx.Node]) -> fx.Node:
+    """What a functional form computes, as the operation itself lays it out: in the order of dimensions, where
+    the two differ."""
+    if have_one_layout(node, value) or not is_surely_contiguous(node.meta["val"]):
+        return value
+    return writer(aten.clone.default, value, memory_format=torch.contiguous_format)
 
 
 def drawn_in_memory_order(twin: Any, node: fx.Node, writer: Callable[..., fx.Node]) -> fx.Node:

@@ -95,6 +95,8 @@ CALLS: dict[OpOverload, Callable[[Tensor, Tensor], tuple[object, ...]]] = {
     aten._log_softmax_backward_data.default: lambda g, x: (g, x, -1, torch.float32),
     aten.log_sigmoid_forward.default: lambda _, x: (x,),
     aten.pow.Scalar: lambda _, x: (2.0, x),
+    aten.rrelu.default: lambda _, x: (x, 0.1, 0.3, True),
+    aten.rrelu_with_noise.default: lambda _, x: (x, torch.empty(x.shape), 0.1, 0.3, True),
     aten.copysign.Tensor: lambda _, x: (x, torch.tensor(1.0)),
     aten.floor_divide.default: lambda _, x: (x, torch.tensor(2.0)),
     aten.normal.Tensor_Tensor: lambda _, x: (x, x.abs()),

@@ -78,6 +78,15 @@ def contiguous_on_cpu(args: tuple[Any, ...], result: Any) -> Any:
     return contiguous(args, result) if is_there else result
 
 
+def contiguous_in_training(flag: int) -> LayoutRule:
+    """As `contiguous_on_cpu`, where the argument says that it trains."""
+
+    def laid_out(args: tuple[Any, ...], result: Any) -> Any:
+        return contiguous_on_cpu(args, result) if args[flag : flag + 1] == (True,) else result
+
+    return laid_out
+
+
 def like_new(argument: int) -> LayoutRule:
     """New memory as that of an argument, also where it is permuted."""
 

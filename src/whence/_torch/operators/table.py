@@ -19,6 +19,7 @@ from whence._torch.operators.fake_layouts import (
     as_on_meta,
     as_pointwise,
     contiguous,
+    contiguous_in_training,
     contiguous_on_cpu,
     follows,
     like_new,
@@ -216,7 +217,10 @@ ROWS: Mapping[OpOverload, Operator] = {
     ),
     aten._fused_moving_avg_obs_fq_helper_functional.default: Operator(fake=symbolic_kernels.observed),
     aten.where.self: Operator(fake=symbolic_kernels.chosen),
-    aten.rrelu_with_noise.default: Operator(training=4, twin=aten.rrelu_with_noise_functional.default),
+    aten.rrelu.default: Operator(layout=contiguous_in_training(3)),
+    aten.rrelu_with_noise.default: Operator(
+        training=4, twin=aten.rrelu_with_noise_functional.default, layout=contiguous_in_training(4)
+    ),
     aten.rrelu_with_noise_.default: Operator(twin=aten.rrelu_with_noise_functional.default),
     **dict.fromkeys(
         (aten.batch_norm.default, aten.instance_norm.default), Operator(writes=(3, 4), training=5)

@@ -1,7 +1,7 @@
 """What a training step keeps in Python beside tensors: counters, lists that grow, the last loss."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from functools import partial
 from types import CellType, MappingProxyType
@@ -62,6 +62,11 @@ class HostPlace:
     def is_of_module(self) -> bool:
         """Whether it is an attribute of a module."""
         return isinstance(self.holder, dict) and "_parameters" in self.holder
+
+    def is_within(self, holders: Set[int]) -> bool:
+        """Whether it is in one of these, or in what one of them holds."""
+        around = () if self.owner is None else self.owner.places
+        return id(self.holder) in holders or any(place.is_within(holders) for place in around)
 
     @property
     def _is_slot(self) -> bool:

@@ -106,7 +106,8 @@ class Items:
 class Entries:
     """A mapping: its keys in order and what it holds, with its number.
 
-    Keys that are objects are `things`, in order; where they are is said in words.
+    Keys that are objects are `things`, in order; where they are is said in words. What is under the keys that
+    a step has `put` there is its own.
     """
 
     type: type
@@ -114,6 +115,7 @@ class Entries:
     items: tuple["Expectation", ...]
     number: int = field(default=-1, compare=False)
     things: tuple[Reference, ...] = ()
+    put: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
         rows = zip(self.keys, self.items, strict=True)

@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import date, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -57,7 +56,7 @@ from whence.tracing.reads.nondeterminism import ImpureCalls
 from whence.tracing.reads.outside.running_code import RunningFunction
 from whence.tracing.reads.reachable import Reachable
 from whence.tracing.reads.type_queries import StandIn
-from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind, refuse_drawn
+from whence.tracing.sandbox.leftovers import Named, RunValues, StandIns, left_behind, refuse_drawn, with_put
 from whence.tracing.sandbox.module_snapshot import Lines, ModuleCopy, changes_reported, object_kept
 from whence.tracing.target.placeholders import Prepared
 from whence.tracing.target.subject import StateTensor, Subject, left_out
@@ -115,6 +114,9 @@ class RestListener(ReadListener, Protocol):
 
     def began(self, running: RunningFunction, frame: FrameType) -> bool:
         """A function of the user's runs to which no method of the model leads; says if once is enough."""
+
+    def reached(self, path: ModulePath, thing: object) -> None:
+        """An object is met that the model holds; the listener gives it back as it was."""
 
 
 class Reads:
@@ -198,7 +200,7 @@ class Reads:
                 refuse_drawn((row for row in self.reachable.saved if row.kind is CACHED), values)
                 put = self._before.put()
                 changes = (*self._before.changes(self._ran), *changed_arguments(prepared))
-                self._left = replace(self._left_behind(changes, prepared, values), put=put)
+                self._left = with_put(self._left_behind(changes, prepared, values), put, values)
             finally:
                 self._known.clear()
                 self._ran.clear()
@@ -364,7 +366,9 @@ class Reads:
         self._known.add(id(found))
         self._objects.append(found)
         self._before.begin(found)
-        if has_attributes(found):
+        if self._outside is not None and not isinstance(found, nn.Module):
+            self._outside.reached(path, found)
+        elif has_attributes(found):
             self.kept.append(object_kept(path, found))
         self.reachable.held(found, path, self._place, but=ATTRIBUTES)
         for method in implied_methods(type(found)):
@@ -373,11 +377,13 @@ class Reads:
     def _is_left(self, found: object) -> bool:
         """Whether a thing is watched already, leads nowhere, or is one at which a step looks by itself."""
         kind = type(found)
-        if issubclass(kind, _ATOMS) or id(found) in self._known or id(found) in self.passed_over:
+        if issubclass(kind, (*_ATOMS, StandIn)) or id(found) in self._known or id(found) in self.passed_over:
             return True
         return self._outside is not None and issubclass(kind, _OF_STEPS) and not is_observable(kind)
 
     def _own_attributes(self, held: Any, path: ModulePath) -> None:
         """A container of a class of the user's may have attributes beside what it contains."""
-        if type(held).__module__ != "builtins" and own_attributes(held):
+        if self._outside is not None and type(held) is SimpleNamespace:
+            self._outside.reached(path, held)
+        elif type(held).__module__ != "builtins" and own_attributes(held):
             self.reachable.held(held, path, self._place, but=CONTAINER)

@@ -18,10 +18,11 @@ from whence.dependence.snapshots import (
     Container,
     Saved,
     attributes_and_slots,
-    contents_of,
+    containers_saved,
     same_items,
     slots_of,
 )
+from whence.tracing.reads.type_queries import StandIn
 from whence.tracing.sandbox.probes import plain
 
 _WHOLE = "__dict__"
@@ -82,7 +83,7 @@ class ContainerSnapshot:
         if name == _WHOLE:
             self._attributes[id(holder)] = dict(own_attributes(holder))
         elif issubclass(type(value), CONTAINERS) and id(value) not in self._contents:
-            self._contents[id(value)] = contents_of(name, cast(Container, value))
+            self._contents[id(value)] = containers_saved([(name, cast(Container, value))], but=StandIn)
 
     def was_written(self, read: Read) -> bool:
         """Whether an object held what the run itself had put there: asked when all is as it was before it."""
@@ -110,12 +111,12 @@ class ContainerSnapshot:
         return found
 
     def put(self) -> tuple[Change, ...]:
-        """The numbers, texts and flags that modules hold now, and did not at the start."""
+        """What modules hold now under a name of theirs, and did not at the start."""
         found = list[Change]()
         for module, _ in self._hooks:
             held, before = own_attributes(module), self._start[id(module)]
             for name, value in () if same_items(held, before) else held.items():
-                if type(value) in PLAIN and before.get(name, self) is not value:
+                if before.get(name, self) is not value:
                     found.append(Change(module, name, value))
         return tuple(found)
 
@@ -198,13 +199,14 @@ def _hook_counts(module: nn.Module) -> Sequence[int]:
 @contextmanager
 def applied(left: Left) -> Iterator[None]:
     """Everything as the run left it, while the block runs."""
-    rows = ((change, attributes_and_slots(change.holder)) for change in left.changes)
+    changes = (*left.put, *left.changes)
+    rows = ((change, attributes_and_slots(change.holder)) for change in changes)
     before = [(change, held.get(change.name), change.name in held) for change, held in rows]
     outer = [row.now() for row in left.outer]
     try:
         for row in left.outer:
             row.restore()
-        for change in left.changes:
+        for change in changes:
             _write_change(change)
         yield
     finally:

@@ -15,6 +15,7 @@ from torch import Tensor, fx
 
 from whence._torch.fakes import FakeTensor
 from whence._torch.observe.attribute_reads import own_attributes
+from whence._torch.plain_values import PLAIN
 from whence._torch.pytrees import whole_leaves, with_whole_leaves
 from whence._torch.record.recorder import Recorder
 from whence._torch.sizes.symbols import is_symbolic
@@ -51,6 +52,10 @@ class RunValues:
         node = self.recorder.node_of(tensor)
         held = () if node is None else node.graph.find_nodes(op="placeholder")
         return node is not None and _follows_from(node, {each for each in held if each not in self.given})
+
+    def differ(self, tensor: Tensor) -> bool:
+        """Whether a tensor may be another one in the next run."""
+        return self.vary(tensor) or self.are_of_state(tensor)
 
     def are_drawn(self, tensor: Tensor) -> bool:
         """Whether a tensor follows from random numbers."""
@@ -129,6 +134,24 @@ def left_behind(
         of_state=stand_ins.of_state,
         kept=tuple((path, tuple(made)) for path, made in kept.items() if made),
     )
+
+
+def with_put(left: Left, put: Sequence[Change], values: RunValues) -> Left:
+    """With what the run put somewhere that it did not read before, and the next run may: numbers and texts,
+    and tensors that are the same in each run."""
+    stand_ins = StandIns(values)
+    rows = [row for row in put if _is_fixed(row.after)]
+    if left:
+        fixed = (row for row in put if (made := [*fakes_in(row.after)]) and not any(map(values.differ, made)))
+        rows += [replace(row, after=stand_ins.exchanged(row.after)) for row in fixed]
+    return replace(left, put=tuple(rows), tensors=(*left.tensors, *stand_ins.tensors))
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether a value is a number, a text, a flag, a description of torch's, or made of such for good."""
+    if type(value) in (tuple, torch.Size):
+        return all(map(_is_fixed, value))
+    return type(value) in (*PLAIN, torch.dtype, torch.device)
 
 
 def refuse_drawn(caches: Iterable[Saved], values: RunValues) -> None:

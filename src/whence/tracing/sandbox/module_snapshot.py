@@ -38,11 +38,12 @@ _CONTAINERS = frozenset((*CONTAINERS, OrderedDict))
 class Lines:
     """The lines of user code that set attributes of modules, as text.
 
-    `made_anew` are attributes that every run makes anew: torch sets them itself, or the program does.
+    `made_anew` are attributes that every run makes anew, and entries of containers, which are identified by
+    themselves: torch sets them itself, or the program does.
     """
 
     attributes: dict[tuple[int, str], str] = field(default_factory=dict)
-    made_anew: set[tuple[int, str]] = field(default_factory=set)
+    made_anew: set[tuple[int, Any]] = field(default_factory=set)
 
     def set_by_torch(self, key: tuple[int, str]) -> None:
         """Torch has set an attribute."""
@@ -170,7 +171,8 @@ def _losses(kept: ModuleCopy, lines: Lines, line_of: Callable[[Tensor], str | No
         for key, value in _items_with_keys(content.thing):
             is_buffer = content.path == "_buffers" and key in content.before
             reassigned = is_buffer and content.before[key] is not None
-            if id(value) not in known and contains_fakes(value) and not reassigned:
+            is_lost = id(value) not in known and (id(content.thing), key) not in lines.made_anew
+            if is_lost and contains_fakes(value) and not reassigned:
                 registered = content.path in TABLES
                 yield _loss_of_attribute(
                     kept, str(key) if registered else content.path, value, lines, line_of
@@ -229,7 +231,7 @@ def _warn_about(losses: Sequence[Loss]) -> None:
 
 
 def _items_with_keys(held: Any) -> list[tuple[Any, Any]]:
-    return list(held.items()) if isinstance(held, dict) else [("", value) for value in held]
+    return list(held.items() if isinstance(held, dict) else enumerate(held))
 
 
 def reassigned_buffers(

@@ -49,6 +49,7 @@ from whence.provenance import ModulePath
 from whence.tracing.reads.held_values import spelled_in
 from whence.tracing.reads.outside.modules import OF_MODULES
 from whence.tracing.reads.type_queries import is_answer
+from whence.tracing.sandbox.module_snapshot import ModuleCopy, object_kept
 
 _THEIRS = (GradScaler, LRScheduler)
 _WHOLE = frozenset({ARRAY, CLASS, PYTHON_RANDOM, NUMPY_RANDOM})
@@ -63,7 +64,7 @@ class Enclosed:
 
     `reached` are things that the step came to on its way, which are looked at from then on. `caches` of calls
     may be filled: they are emptied, and asked again in every run. `files` are variables of other files, which
-    no step changes.
+    no step changes; `objects` are held by the model.
     """
 
     def __init__(self, rows: Iterable[Saved], theirs: Iterable[Saved] = ()) -> None:
@@ -73,6 +74,7 @@ class Enclosed:
         self.files: dict[tuple[int, str], Saved] = {}
         self._spelled = set[str]()
         self.reached: list[tuple[str, Any]] = []
+        self.objects: list[ModuleCopy] = []
         self._known = {each for row in (*self.rows, *self.theirs) for each in _identities(row)}
 
     def reach(self, path: str, thing: Any) -> None:
@@ -87,6 +89,12 @@ class Enclosed:
         for row in new if isinstance(thing, FunctionType) else ():
             if row.kind is not ATTRIBUTES and (has_state(row.before) or is_looked_at_whole(row.before)):
                 self.reach(row.path, row.before)
+
+    def reach_object(self, path: ModulePath, thing: Any) -> None:
+        """The step comes to an object that the model holds."""
+        if has_attributes(thing) and not any(each.module is thing for each in self.objects):
+            self.objects.append(object_kept(path, thing))
+        self.reach(str(path), thing)
 
     def spell(self, functions: Iterable[FunctionType]) -> None:
         """What these functions spell they may change, in files that they or others name."""

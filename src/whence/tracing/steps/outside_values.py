@@ -54,7 +54,7 @@ from whence.dependence.snapshots import CONTAINERS, is_iterator, spelled_key
 from whence.dependence.values import is_solid
 from whence.errors import Place, UnsupportedStep
 from whence.program.arguments.optimizer_arguments import Outside
-from whence.provenance import Source
+from whence.provenance import ModulePath, Source
 from whence.tracing.reads.code_words import NO_WORDS, CodeWords
 from whence.tracing.reads.held_values import (
     Step,
@@ -162,6 +162,11 @@ class OutsideReads(NamedValues):
         if owner is not None and self._is_followed(function) and not self._is_inside(owner):
             self.walk(of_class(owner, name, held), beginning(function.__code__), NO_WORDS)
         return False
+
+    def reached(self, path: ModulePath, thing: object) -> None:
+        """An object that the model holds: what the step changes there is as good as what it changes of a
+        trainer, but that what no program puts there again is left out."""
+        self._enclosed.reach_object(path, thing)
 
     def found(self, place: Place) -> tuple[tuple[Outside, Source | None], ...]:
         """Everything, in the order it was met; raises `UnsupportedStep` for what has changed since."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -43,10 +44,10 @@ from whence.tracing.recording.run import (
     surroundings_kept,
     values_deciding,
 )
-from whence.tracing.sandbox.module_snapshot import Lines
+from whence.tracing.sandbox.module_snapshot import Lines, changes_reported
 from whence.tracing.sandbox.undo import Interrupts, Undoing
 from whence.tracing.steps.counters import Counter, GroupKey, changed_settings, first_guess, replaced_numbers
-from whence.tracing.steps.enclosed_state import enclosed_by, refuse_changed
+from whence.tracing.steps.enclosed_state import Enclosed, enclosed_by, refuse_changed
 from whence.tracing.steps.first_step import (
     StepAssumptions,
     found_numbers,
@@ -96,6 +97,7 @@ def record_step(
         with (
             keeping_what_was_recorded(session),
             surroundings_kept(session, undoing, lines, decides=example.decides),
+            changes_reported(outside.objects, lines, session.tensors.line_of, of_objects=True),
         ):
             tensors = [row.value for row in found.entries() if isinstance(row.value, Tensor)]
             tensors += [row.value for row in found.settings() if isinstance(row.value, Tensor)]
@@ -122,7 +124,7 @@ def record_step(
             refuse_changed(turned, place, always=True)
             refuse_turned(example, recorded.prepared, place)
             outcome, settled = host.settle(place), replace(wish, host=wish.host.settled)
-            lines.made_anew |= {*_attributes_put(subject, outcome)}
+            lines.made_anew |= {*_places_put(subject, outside, outcome)}
             refuse_changes_of_its_own(own, found, settled, place)
             recorded = _recorded(session, found, settled, inputs, recorded, outcome)
             actors = (*reads.actors, *_methods(found.optimizer))
@@ -151,11 +153,13 @@ def _flags(subject: Subject) -> dict[str, bool]:
     return modules | {f"{row.paths[0]}.requires_grad": row.tensor.requires_grad for row in rows}
 
 
-def _attributes_put(subject: Subject, outcome: HostOutcome) -> Iterator[tuple[int, str]]:
-    """The attributes of modules that a run of the program sets."""
-    holders = {id(own_attributes(module)): id(module) for _, module in subject.named_modules()}
+def _places_put(subject: Subject, outside: Enclosed, outcome: HostOutcome) -> Iterator[tuple[int, Any]]:
+    """The attributes of modules, and of objects that they hold, that a run of the program sets, and entries
+    of containers."""
+    things = [*(module for _, module in subject.named_modules()), *(row.module for row in outside.objects)]
+    holders = {id(own_attributes(thing)): id(thing) for thing in things}
     places = [*(row.place for row in outcome.effects), *(row.place for row in outcome.counted)]
-    yield from ((holders[id(at.holder)], at.key) for at in places if id(at.holder) in holders)
+    yield from ((holders.get(id(at.holder), id(at.holder)), at.key) for at in places)
 
 
 def _hooks(subject: Subject) -> list[Outside]:

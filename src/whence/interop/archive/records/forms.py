@@ -32,7 +32,7 @@ from whence.interop.archive.records.checked import (
 from whence.interop.archive.records.kinds import Special
 from whence.interop.archive.records.values import written_value
 from whence.program import Absent, Constant, Convention, Named, Signature, Whole
-from whence.program.arguments.host_state import HostCall, HostPlace
+from whence.program.arguments.host_state import HostCall, HostPlace, Owner
 from whence.program.arguments.open_sizes import Reading, SizeRule, Sizes
 from whence.program.arguments.optimizer_arguments import Outside, Step
 from whence.program.guards.expectations import ExpectedFunction, ExpectedTensor, Reference, TensorFacts
@@ -291,7 +291,7 @@ SPECIAL: dict[tuple[type, str], Form] = {
     (Step, "actors"): kinds.NOWHERE,
     (Outside, "root"): kinds.ROOT,
     (HostPlace, "holder"): kinds.ROOT,
-    (HostPlace, "owner"): kinds.NOWHERE,
+    (Owner, "thing"): kinds.ROOT,
     (HostCall, "schedule"): kinds.ROOT,
     (Outside, "way"): kinds.WAY,
     (Outside, "value"): kinds.OUTSIDE,

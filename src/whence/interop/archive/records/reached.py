@@ -7,7 +7,7 @@ user's runs on it.
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from types import CellType, FunctionType, MappingProxyType, MethodType
+from types import CellType, FunctionType, MappingProxyType, MethodType, SimpleNamespace
 from typing import Any
 
 from torch import nn
@@ -18,7 +18,7 @@ from whence.dependence.snapshots import content_of_cell
 
 Way = tuple[str, ...]
 _MOST = 100_000
-OWN_CLASS, _CONTENT = "__class__", "cell_contents"
+OWN_CLASS, _CONTENT, _ATTRIBUTES = "__class__", "cell_contents", "__dict__"
 
 
 def reached_from(roots: Iterable[tuple[Any, Way]]) -> Iterator[tuple[Any, Way]]:
@@ -57,8 +57,14 @@ def _held_by(thing: Any) -> Iterable[tuple[str, Any]]:
     if issubclass(kind, type):
         return _held_by_class(thing)
     if issubclass(kind, nn.Module) or is_observable(kind):
-        return *own_attributes(thing).items(), (OWN_CLASS, kind)
+        return *_attributes(thing), (OWN_CLASS, kind)
     return ()
+
+
+def _attributes(thing: Any) -> Iterator[tuple[str, Any]]:
+    own = own_attributes(thing)
+    yield from own.items()
+    yield _ATTRIBUTES, own  # where a step puts one
 
 
 def _held_by_class(kind: type) -> Iterator[tuple[str, Any]]:
@@ -87,6 +93,7 @@ _PARTS: Mapping[type, Callable[[Any], Iterable[tuple[str, Any]]]] = MappingProxy
         CellType: lambda thing: [(_CONTENT, content_of_cell(thing))],
         MethodType: _named("__func__", "__self__"),
         partial: _named("func", "args", "keywords"),
+        SimpleNamespace: _attributes,
         **dict.fromkeys((dict, OrderedDict), _entries),
         **dict.fromkeys((list, tuple, deque), _items),
     }

@@ -16,7 +16,7 @@ from whence._torch.sizes.symbols import SizesKnown, shape_env_version
 from whence._torch.tensors import without_functions
 from whence.dependence.object_graph import ReachedThing, parts_of
 from whence.dependence.observed import Read
-from whence.dependence.snapshots import CONTAINERS, Saved, contents_of, slots_of
+from whence.dependence.snapshots import CONTAINERS, Saved, containers_saved, slots_of
 from whence.dependence.tensor_facts import AllFacts, all_facts_of
 from whence.dependence.variables import Variables
 from whence.provenance import Source
@@ -52,7 +52,7 @@ class ReadsSeen:
         """An attribute was read."""
         key = (id(read.holder), read.name)
         if key not in self.reads:
-            held = contents_of(read.name, read.value) if isinstance(read.value, CONTAINERS) else ()
+            held = containers_saved([(read.name, read.value)]) if isinstance(read.value, CONTAINERS) else ()
             self.reads[key] = (read, held)
             if isinstance(read.value, Tensor):
                 self.meet_tensor(read.value)

@@ -5,7 +5,7 @@ with stand-ins for all that is replaced or added to, which refuse whoever reads 
 operations and changes as the first, and then every run does.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
@@ -209,7 +209,7 @@ class HostRun:
 
     def settle(self, place: Place) -> HostOutcome:
         """What the step did; raises `AnotherAttempt` where more has to be assumed, and `UnsupportedStep` for
-        what no program can do again."""
+        what no program can do again, but for what it leaves on objects of the model."""
         if not self._assumed.begun:
             begun = replace(self._assumed, begun=True, things=tuple(self.enclosed.reached))
             raise AnotherAttempt(
@@ -219,7 +219,8 @@ class HostRun:
         changes = [row for row in changes_of(self.enclosed.rows) if row.place.path not in renewed]
         modules = self._session.run.subject.named_modules()
         buffers = {id(own_attributes(module)["_buffers"]) for _, module in modules}
-        changes = [row for row in changes if not is_of_modules(row, buffers)]
+        held = {id(own_attributes(each.module)) for each in self.enclosed.objects}
+        changes = [row for row in changes if not (is_of_modules(row, buffers) or _is_left(row, held))]
         refuse_changed((path for path in self._unrepeatable(changes) if path not in renewed), place)
         unknown = [row for row in changes if not self._assumed.knows(row.place.identity)]
         if unknown:
@@ -391,6 +392,14 @@ def _shape_of(value: Any, path: str, place: Place) -> tuple[TreeSpec, _Shape]:
             remedy="do it outside the captured step; where only the first step does it, take one before",
         ).in_first_step()
     return spec, tuple(map(_kind_of, leaves))
+
+
+def _is_left(row: HostChange, holders: Set[int]) -> bool:
+    """Whether one of these holds something now that no program can put there again."""
+    if id(row.place.holder) not in holders or not row.is_repeatable:
+        return False
+    leaves = tree_flatten(row.after)[0]
+    return not all(_is_kept(leaf) or type(leaf) is Unread for leaf in leaves)
 
 
 def _kind_of(leaf: Any) -> Any:

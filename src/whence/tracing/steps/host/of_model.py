@@ -1,54 +1,51 @@
 """What a step changes of its model in Python, which a bound step does itself: no guard is about that."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from types import SimpleNamespace
 
-from whence._torch.observe.attribute_reads import NOTHING, own_attributes
-from whence._torch.plain_values import PLAIN
-from whence.dependence.lookup import static_attribute
-from whence.dependence.observed import Left, Observed, Read
-from whence.dependence.snapshots import ATTRIBUTES, Saved
+from whence._torch.observe.attribute_reads import own_attributes
+from whence.dependence.observed import Left, Observed
+from whence.dependence.snapshots import ATTRIBUTES, CONTAINERS, SLOTS, Saved, values_of
 from whence.program.arguments.host_state import HostPlace
-from whence.program.arguments.optimizer_arguments import Outside
 
 
 def without_host(observed: Observed, places: Sequence[HostPlace]) -> Observed:
-    """What was observed, but for what these places hold, and for containers that they are in; of a dictionary
-    that a step puts something into, other entries are constants, each by itself."""
-    at, held = {place.identity for place in places}, {id(place.holder) for place in places}
+    """What was observed, but for attributes that these places are, and lists that a step appends to; of a
+    container that it puts something into, all else is looked at."""
+    at, held = frozenset(place.identity for place in places), {id(place.holder) for place in places}
 
-    def is_left(holder: object, name: str) -> bool:
+    def is_put(holder: object, name: str) -> bool:
         own = own_attributes(holder)
-        return (id(own), name) in at or id(own.get(name)) in held
+        is_attribute = (id(own), name) in at or (id(holder), name) in at  # a slot is one of the object itself
+        return is_attribute or (id(own.get(name)), None) in at
+
+    def is_changed_again(holder: object, name: str) -> bool:
+        return is_put(holder, name) or _holds(own_attributes(holder).get(name), held)
 
     def is_put_again(row: Saved) -> bool:
-        names = row.keys_changed() if row.kind is ATTRIBUTES else []
-        return id(row.thing) in held or (bool(names) and all(is_left(row.thing, name) for name in names))
+        names = row.keys_changed() if row.kind in (ATTRIBUTES, SLOTS) else []
+        return id(row.thing) in held or (
+            bool(names) and all(is_changed_again(row.thing, name) for name in names)
+        )
 
-    changes = tuple(row for row in observed.left.changes if not is_left(row.holder, row.name))
-    outer = tuple(row for row in observed.left.outer if not is_put_again(row))
-    reads = tuple(row for row in observed.reads if not is_left(row.holder, row.name))
-    left = replace(observed.left, changes=changes, outer=outer) if changes or outer else Left()
-    beside = tuple((row, read.source) for read in observed.reads for row in _entries_beside(read, places))
-    variables = (*observed.variables, *beside)
-    put = frozenset((*at, *((holder, None) for holder in held)))
-    return replace(observed, reads=reads, left=left, variables=variables, places=put)
-
-
-def _entries_beside(read: Read, places: Sequence[HostPlace]) -> Iterator[Outside]:
-    held = own_attributes(read.holder).get(read.name)
-    put = [place.key for place in places if place.holder is held]
-    if not put or not isinstance(held, dict):
-        return
-    for key, value in held.items():
-        if key not in put and type(value) in PLAIN:
-            path = f"{type(read.holder).__name__}.{read.name}[{key!r}]"
-            way = (partial(static_attribute, name=read.name), partial(_entry, key=key))
-            yield Outside(path, read.holder, way, value)
+    left = observed.left
+    changes = tuple(row for row in left.changes if not is_changed_again(row.holder, row.name))
+    outer = tuple(row for row in left.outer if not is_put_again(row))
+    reads = tuple(row for row in observed.reads if not is_put(row.holder, row.name))
+    left = replace(left, changes=changes, outer=outer) if changes or outer else Left()
+    return replace(observed, reads=reads, left=left, places=at)
 
 
-def _entry(held: dict[Any, Any], key: Any) -> Any:
-    """An entry; asking for one must not make it."""
-    return dict.get(held, key, NOTHING)
+def _holds(value: object, holders: Set[int]) -> bool:
+    """Whether a container is one of these, or holds one."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        found = waiting.pop()
+        entries = own_attributes(found) if type(found) is SimpleNamespace else found
+        if id(entries) in holders:
+            return True
+        if isinstance(entries, CONTAINERS) and id(entries) not in seen:
+            seen.add(id(entries))
+            waiting += values_of(entries)
+    return False
