@@ -283,8 +283,21 @@ class Named:
         return f"<{self.held}>"
 
 
+def rated(rate: str, x: Tensor) -> Tensor:
+    """Takes text as those do that tell people of it, and decides by it."""
+    again = rate
+    assert again, rate
+    return x * 2 if again == "1.5" else x
+
+
+def returned(rate: str) -> str:
+    return rate
+
+
 DECIDING: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "f-string": lambda m, x: x * 2 if f"{m.rate}" == "1.5" else x,
+    "f-string for a function": lambda m, x: rated(f"{m.rate}", x),
+    "f-string for a function that gives it back": lambda m, x: x * len(returned(f"{m.rate}")),
     "part of an f-string": lambda m, x: x * len(f"rate {m.rate}"),
     "f-string of an input": lambda m, x: x * 2 if f"{x.sum()}" == "8.0" else x,
     "f-string with !r": lambda m, x: x * 2 if f"{m.count!r}" == "tensor(3)" else x,
@@ -335,7 +348,37 @@ def asserted(m: Any, x: Tensor) -> Tensor:
     return x * 2
 
 
-@pytest.mark.parametrize("body", [printed, logged, put_together_before, asserted])
+def required(holds: Any, message: str | Callable[[], str], error: type[Exception] = ValueError) -> None:
+    """What libraries have around PyTorch's checks."""
+    if not callable(message):
+
+        def made() -> str:
+            return message
+    else:
+        made = message
+    torch._check_with(error, holds, made)
+
+
+class Checks:
+    @staticmethod
+    def fits(holds: bool, message: str) -> None:
+        if not holds:
+            raise ValueError(message)
+
+    def holds(self, holds: bool, *, message: str = "") -> None:
+        assert holds, message
+
+
+def checked_elsewhere(m: Any, x: Tensor) -> Tensor:
+    required(x.shape[0] == 2, f"rate {m.rate}, and {x.sum()}")
+    Checks.fits(x.shape[0] == 2, f"rate {m.rate}")
+    checks = Checks()
+    checks.fits(x.shape[0] == 2, f"rate {m.rate:.2f}")
+    checks.holds(x.shape[0] == 2, message=f"rate {m.rate}")
+    return x * 2
+
+
+@pytest.mark.parametrize("body", [printed, logged, put_together_before, asserted, checked_elsewhere])
 @pytest.mark.parametrize("decide", [None, "example"])
 def test_what_people_are_told_decides_nothing(body: Any, decide: Any) -> None:
     """A program prints nothing, and holds for other values; a capture prints what it has."""

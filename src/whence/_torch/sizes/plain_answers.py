@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import _lru_cache_wrapper, cache, partial
 from itertools import islice
-from types import FrameType, MappingProxyType, MethodType
+from types import FrameType, FunctionType, MappingProxyType, MethodType, ModuleType, NoneType
 from typing import Any
 
 from torch import SymBool, SymFloat, SymInt
@@ -22,9 +22,13 @@ _TELLING = frozenset(
     (
         *("print", "write", "debug", "info", "warning", "warn", "error", "exception", "critical", "log"),
         *("warning_once", "warn_once", "info_once", "_assert", "set_description", "set_postfix"),
+        *("_check", "_check_with", "_check_tensor_all", "_check_tensor_all_with"),
+        *("_check_value", "_check_index", "_check_type", "_check_not_implemented"),
     )
 )
 """Functions that write for people."""
+_ASKING = frozenset({"callable", "isinstance"})
+"""Functions that ask what a message is, whatever it says."""
 _TELLERS = frozenset({"logging", "warnings", "traceback", "loguru", "rich", "tqdm"})
 """Packages that do."""
 _SPELLERS = frozenset({"__repr__", "__str__", "__format__"})
@@ -79,7 +83,7 @@ def _function_called(frame: FrameType) -> Any:
     """The function that code calls where it is; None where that is not written as a name or an attribute."""
     span = _span_now(frame)
     written = None if span is None else _calls_in(frame.f_code.co_filename).get(span)
-    return None if written is None else _function_behind(_stands_for(written, frame))
+    return None if written is None else _function_behind(_stands_for(written.func, frame))
 
 
 def _span_now(frame: FrameType) -> Span | None:
@@ -92,13 +96,17 @@ def _span_now(frame: FrameType) -> Span | None:
 
 
 @cache
-def _calls_in(file: str) -> Mapping[Span, ast.expr]:
-    """What the calls in a file call, by where they are written."""
+def _calls_in(file: str) -> Mapping[Span, ast.Call]:
+    """The calls in a file, by where they are written."""
+    return {_span_of(node): node for node in _nodes_of(file) if isinstance(node, ast.Call)}
+
+
+@cache
+def _nodes_of(file: str) -> Sequence[ast.AST]:
     try:
-        nodes = ast.walk(ast.parse("".join(linecache.getlines(file))))
+        return list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
     except SyntaxError:
-        return {}
-    return {_span_of(node): node.func for node in nodes if isinstance(node, ast.Call)}
+        return ()
 
 
 def _span_of(node: ast.expr | ast.stmt) -> Span:
@@ -175,16 +183,97 @@ def decides(frame: FrameType) -> bool:
     span = _span_now(frame)
     if span is None:
         return True
-    return not _is_within(span, _told(code.co_filename))
+    return not (_is_within(span, _told(code.co_filename)) or _is_message(span, frame))
+
+
+def _is_message(span: Span, frame: FrameType) -> bool:
+    """Whether what is written goes into a function that only tells people: `check(fits, f"not {x}")`."""
+    calls = _calls_in(frame.f_code.co_filename).items()
+    around = (call for place, call in calls if _is_within(span, [place]))
+    call = max(around, key=lambda call: (_span_of(call)[0], call.func.end_lineno or 0), default=None)
+    if call is None:
+        return False
+    found = _stands_for(call.func, frame)
+    function, given = _function_behind(found), _given_at(span, call, _is_bound(found, call.func, frame))
+    if not isinstance(function, FunctionType) or given is None:
+        return False
+    code = function.__code__
+    name = code.co_varnames[given] if isinstance(given, int) and given < code.co_argcount else given
+    return isinstance(name, str) and _only_tells(code.co_filename, code.co_firstlineno, name)
+
+
+def _is_bound(found: Any, written: ast.expr, frame: FrameType) -> bool:
+    """Whether a call gives a function, which was found where it is written, the object before the dot."""
+    holder = _stands_for(written.value, frame) if isinstance(written, ast.Attribute) else None
+    return isinstance(found, FunctionType) and not isinstance(holder, NoneType | ModuleType | type)
+
+
+def _given_at(span: Span, call: ast.Call, is_bound: bool) -> int | str | None:
+    """Where a call gives the text that is written at a place: by position or by name."""
+    for place, given in enumerate(call.args):
+        if isinstance(given, ast.Starred):
+            break
+        if _is_text_around(given, span):
+            return place + is_bound
+    return next((each.arg for each in call.keywords if _is_text_around(each.value, span)), None)
+
+
+def _is_text_around(given: ast.expr, span: Span) -> bool:
+    return isinstance(given, ast.JoinedStr) and _is_within(span, [_span_of(given)])
+
+
+@cache
+def _only_tells(file: str, line: int, name: str) -> bool:
+    """Whether a function tells people of an argument, and does nothing else with it, under any name."""
+    function = _function_at(file, line)
+    if function is None:
+        return False
+    nodes, names, told = list(ast.walk(function)), [name], _told(file)
+    if any(isinstance(node, ast.Global | ast.Nonlocal | ast.AsyncFunctionDef) for node in nodes):
+        return False
+    around = {child: node for node in nodes for child in ast.iter_child_nodes(node)}
+    for each in names:
+        reads = [node for node in nodes if isinstance(node, ast.Name) and node.id == each]
+        for read in (node for node in reads if isinstance(node.ctx, ast.Load)):
+            if not _is_within(_span_of(read), told):
+                becomes = _becomes(read, function, around)
+                if becomes is None:
+                    return False
+                names += [becomes] if becomes not in names else []
+    return True
+
+
+def _function_at(file: str, line: int) -> ast.FunctionDef | None:
+    functions = (node for node in _nodes_of(file) if isinstance(node, ast.FunctionDef))
+    return next((each for each in functions if _first_line(each) == line), None)
+
+
+def _first_line(function: ast.FunctionDef) -> int:
+    return min(function.lineno, *(each.lineno for each in function.decorator_list), function.lineno)
+
+
+def _becomes(read: ast.AST, function: ast.AST, around: Mapping[ast.AST, ast.AST]) -> str | None:
+    """The name under which a message goes on: a variable, or a function that returns it; None for anything
+    else that is done with it."""
+    match around[read]:
+        case ast.Assign(targets=[ast.Name(id=name)]):
+            return name
+        case ast.Call(func=ast.Name(id=name)) if name in _ASKING:
+            return name
+        case ast.Return() as place:
+            inner = _innermost_function(place, around)
+            return None if inner is function else inner.name
+    return None
+
+
+def _innermost_function(place: ast.AST, around: Mapping[ast.AST, ast.AST]) -> ast.FunctionDef:
+    return place if isinstance(place, ast.FunctionDef) else _innermost_function(around[place], around)
 
 
 @cache
 def _told(file: str) -> Sequence[Span]:
     """Where code of a file tells people something: errors, and calls that only write or log."""
-    try:
-        nodes = list(ast.walk(ast.parse("".join(linecache.getlines(file)))))
-    except SyntaxError:
-        return ()
+    nodes = _nodes_of(file)
     spans: list[ast.stmt] = [node for node in nodes if isinstance(node, ast.Raise | ast.Assert)]
     spans += [node for node in nodes if isinstance(node, ast.Expr) and _tells(node.value)]
     told = [_span_of(each) for each in spans]
