@@ -83,6 +83,29 @@ def other_attribute(model: Branching, x: Tensor) -> Tensor:
     return result.sin()
 
 
+def squeezed(model: Branching, x: Tensor) -> Tensor:
+    """Every run squeezes as eager does."""
+    return model.linear(x).sum(1, keepdim=True).squeeze() * 2
+
+
+def other_number_of_dimensions(model: Branching, x: Tensor) -> Tensor:
+    """At a size of 1 nothing is left of it."""
+    result = model.linear(x).sum(1, keepdim=True).squeeze()
+    return result * 2 if result.ndim == 1 else result * 3
+
+
+def other_dimension_squeezed_in_place(model: Branching, x: Tensor) -> Tensor:
+    result = model.linear(x).clone().squeeze_(0)
+    return result * result.ndim
+
+
+def write_of_what_is_squeezed(model: Branching, x: Tensor) -> Tensor:
+    """A number is written otherwise than a row of them."""
+    result = model.linear(x).clone()
+    result[:, 0] = result[:, 1:2].squeeze()
+    return result
+
+
 def other_constant(model: Branching, x: Tensor) -> Tensor:
     """The other side makes another tensor of numbers."""
     return model.linear(x) * torch.tensor([2.0 if x.shape[0] == 1 else 3.0])
@@ -109,6 +132,9 @@ REFUSED = {
     other_size: (1, "other than 1"),
     other_attribute: (1, "other than 1"),
     other_constant: (1, "other than 1"),
+    other_number_of_dimensions: (1, "other than 1"),
+    other_dimension_squeezed_in_place: (1, "other than 1"),
+    write_of_what_is_squeezed: (1, "other than 1"),
     other_error: (1, "other than 1"),
 }
 MODES = [False, True, lambda output: output.sin().sum()]
@@ -143,6 +169,15 @@ def test_another_side_stays_a_rule(function: Any, backward: Any) -> None:
     with pytest.raises(whence.CallError, match=rf"must be {words}: test_variants_excluded_sizes.py:\d+"):
         program.verify(model, (torch.randn(size, 4),))
     assert program.verify(model, (torch.randn(6, 4),)).ok
+
+
+@pytest.mark.parametrize("backward", [False, True])
+def test_squeezing_is_decided_in_every_run_of_a_forward_alone(backward: bool) -> None:
+    """A forward has eager's operator, a backward a view of the one shape."""
+    model, program = captured(squeezed, backward)
+    assert program.verify(model, (torch.randn(5, 4),)).ok
+    assert bool(program.check(model, (one := torch.randn(1, 4),))) is backward
+    assert backward or program.verify(model, (one,)).ok
 
 
 def both_at_once(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F
 from torch.nn.functional import linear
 
-from whence._torch.sizes.symbols import comparable, without_decisions
+from whence._torch.sizes.symbols import comes_from_data, comparable, without_decisions
 
 if TYPE_CHECKING:
     from whence._torch.sizes.environment import SizeEnvironment
@@ -342,6 +342,18 @@ def like(argument: int) -> SymbolRule:
         return torch.empty_like(args[argument], memory_format=torch.contiguous_format)
 
     return rule
+
+
+def squeezed(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], _environment: "SizeEnvironment | None"
+) -> Any:
+    """A size of 1 is no dimension of the result: how many it has is asked, which PyTorch leaves open."""
+    tensor, *chosen = args
+    dims = range(tensor.dim()) if not chosen else chosen[0] if isinstance(chosen[0], list | tuple) else chosen
+    sizes = [tensor.shape[dim] for dim in dims if -tensor.dim() <= dim < tensor.dim()]
+    for size in sizes:
+        bool(comes_from_data(size) or size == 1)
+    return func(*args, **kwargs)
 
 
 def attention_on_cpu(

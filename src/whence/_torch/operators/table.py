@@ -32,6 +32,7 @@ from whence._torch.operators.symbolic_kernels import (
     like,
     resampling_backward,
     simple_cell,
+    squeezed,
     write_in_place,
     writes_in_place,
 )
@@ -135,7 +136,8 @@ _RESAMPLED = (
 )
 _SAME_NAME = "addmm baddbmm bmm cat clone cos embedding exp mm native_layer_norm neg relu reshape"
 _SAME_NAME += " rsqrt sigmoid sin tanh"
-_RESHAPED = (aten._reshape_alias.default, aten.squeeze.default, aten.squeeze.dims)
+_SQUEEZED = (aten.squeeze.default, aten.squeeze.dims)
+_SQUEEZED_IN_PLACE = (aten.squeeze_.default, aten.squeeze_.dim, aten.squeeze_.dims)
 _GIVE_MEMORY = (
     *(aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default),
     *(aten.empty_strided.default, aten.new_empty_strided.default, aten.empty_permuted.default),
@@ -268,8 +270,10 @@ ROWS: Mapping[OpOverload, Operator] = {
     aten.view.default: Operator(view=views.reshaped, layout=as_on_meta(aten.view.default), entry=Tensor.view),
     aten._unsafe_view.default: Operator(layout=as_on_meta(aten._unsafe_view.default)),
     aten.unsqueeze.default: Operator(view=views.reshaped, entry=torch.unsqueeze),
-    aten.squeeze.dim: Operator(view=views.reshaped, entry=torch.squeeze),
-    **dict.fromkeys(_RESHAPED, Operator(view=views.reshaped)),
+    aten._reshape_alias.default: Operator(view=views.reshaped),
+    aten.squeeze.dim: Operator(view=views.reshaped, entry=torch.squeeze, on_symbols=squeezed),
+    **dict.fromkeys(_SQUEEZED, Operator(view=views.reshaped, on_symbols=squeezed)),
+    **dict.fromkeys(_SQUEEZED_IN_PLACE, Operator(on_symbols=squeezed)),
     aten.unbind.int: Operator(view=views.unbound),
     aten.split.Tensor: Operator(view=views.split),
     aten.split_with_sizes.default: Operator(view=views.split),

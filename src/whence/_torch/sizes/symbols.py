@@ -260,6 +260,11 @@ def shape_env_version(environment: "SizeEnvironment | None") -> SizesKnown:
     return (*map(len, kept), environment.num_deferred_runtime_asserts)
 
 
+def comes_from_data(size: Any) -> bool:
+    """Whether a size is one that values decide, of which nothing is known before a program runs."""
+    return is_symbolic(size) and bool(_environments().free_unbacked_symbols(size))
+
+
 def has_open_sizes(tensor: Tensor) -> bool:
     """Whether a size, a stride or the offset of a tensor is a symbol."""
     return isinstance(tensor, FakeTensor) and bool(tensor._has_symbolic_sizes_strides)
