@@ -116,6 +116,7 @@ class Program(Reported):
         """
         if not self.guards.rows and (args is not None or kwargs is not None):
             return validity.check_inputs(self, args, kwargs)
+        model = one_module(model)
         if args is not None or kwargs is not None:
             found = attempt(lambda: fitting(self, () if args is None else args, kwargs))
             program = self if isinstance(found, Failed) else found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import enum
 import itertools
+import json
 import math
+import pickle
 import random
 import time
 from collections import OrderedDict, deque
@@ -366,6 +368,16 @@ def computes_with_numbers_of_numpy(kept: Any, _: Tensor) -> Any:
     return np.float64(0.5) * kept.step - np.float64(3) ** kept.step
 
 
+def looks_at_bits_of_its_count(kept: Any, _: Tensor) -> Any:
+    if kept.step & (kept.step - 1) == 0:  # a power of two
+        return 0.5
+    return (kept.step << 1 | True) + (5 >> kept.step) - (2 ^ ~kept.step)
+
+
+def asks_what_its_count_is(kept: Any, x: Tensor) -> Any:
+    return x.sum().item() if type(kept.step) is int and type(x.sum().item()) is float else 0
+
+
 def rounds_the_sum(kept: Any, x: Tensor) -> Any:
     kept.last = round(x.sum().item(), 3)
     return math.floor(kept.last)
@@ -374,7 +386,7 @@ def rounds_the_sum(kept: Any, x: Tensor) -> Any:
 for each in (
     *(writes_at_its_count, writes_at_what_it_reads, samples_of_what_there_is, slices_by_its_count),
     *(takes_entries_by_its_count, goes_round_by_its_count, rounds_its_count),
-    *(computes_with_numbers_of_numpy, rounds_the_sum),
+    *(computes_with_numbers_of_numpy, rounds_the_sum, looks_at_bits_of_its_count, asks_what_its_count_is),
 ):
     counted(each)
 
@@ -396,6 +408,33 @@ def halves_by_its_count() -> Training:
         return run(x.chunk(kept.step)[0])
 
     return keeping(keep, step=0)
+
+
+def refused_with(refusal: Refusal, name: str, use: Callable[[Any], Any]) -> None:
+    """A row of a step that asks for more of its count than a program writes down."""
+
+    def build() -> Training:
+        def keep(kept: Any, x: Tensor, run: Run, _: Optimizer) -> Any:
+            kept.step += 1
+            return run(x), use(kept.step)
+
+        return keeping(keep, step=0)
+
+    build.__name__ = name
+    step(refused=refusal)(build)
+
+
+JSON = Refusal(whence.DataDependent, "wants the number itself", "write texts of it")
+refused_with(JSON, "writes_its_count_as_json", json.dumps)
+refused_with(TEXT, "asks_how_many_bits_its_count_has", lambda count: count.bit_length())
+refused_with(TEXT, "asks_for_a_power_with_a_modulus", lambda count: pow(count, 2, 7))
+refused_with(TEXT, "pickles_its_count", pickle.dumps)
+
+
+@step()
+def returns_a_number_of_numpy() -> Training:
+    rates = np.linspace(0, 1, 5)
+    return keeping(lambda _, x, run, __: {"loss": run(x), "rate": rates[2]})
 
 
 @step(refused=TEXT, decide="example")

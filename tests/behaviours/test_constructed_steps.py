@@ -87,6 +87,7 @@ def test_step(row: ConstructedStep) -> None:
     if row.refused is None:
         result = program.verify(ours.model, batch)
         assert result.ok, str(result)
+        assert program.check(ours.model, batch) == []
         assert differing(before, everything(ours)) == []
     run = program.bind(ours.model, ours.optimizer)
     with nullcontext() if row.refused is None else pytest.raises(row.refused.error, match=row.refused.words):

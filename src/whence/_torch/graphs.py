@@ -9,15 +9,19 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx, nn
+from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.graph import _custom_builtins
-from torch.fx.node import Node
+from torch.fx.node import Node, map_aggregate
 
 from whence._torch.operators.table import fake_kernel
+from whence._torch.pytrees import tree_flatten
 
 NAMES_OF_CODE = frozenset({"self", *_custom_builtins})
 """What code that fx writes calls its module, PyTorch and the like: nothing else in it may be called so."""
@@ -34,6 +38,38 @@ def with_code(module: fx.GraphModule) -> fx.GraphModule:
         if isinstance(part, _LazyGraphModule):
             part.real_recompile()
     return module
+
+
+_WRITTEN_BY_REPR = frozenset({bool, int, float, complex, str, bytes})
+
+
+def has_classes_of_its_own(graph: fx.Graph) -> bool:
+    """Whether a graph has numbers or texts of other classes than Python's, of which fx's code makes others;
+    operators are given none."""
+    nodes = [node for node in graph.nodes if not isinstance(node.target, OpOverload)]
+    found = (value for node in nodes for value in tree_flatten((node.args, node.kwargs))[0])
+    return any(map(_is_of_its_own, found))
+
+
+def hold_classes_of_its_own(module: fx.GraphModule) -> None:
+    """Let a graph read such numbers and texts (NumPy's `float64`) from its module."""
+    for node in [*module.graph.nodes]:
+        with module.graph.inserting_before(node):
+            args, kwargs = map_aggregate((node.args, node.kwargs), partial(_held, module))
+        node.args, node.kwargs = args, kwargs
+
+
+def _held(module: fx.GraphModule, value: Any) -> Any:
+    if not _is_of_its_own(value):
+        return value
+    name = f"_literal_{sum(each.startswith('_literal_') for each in vars(module))}"
+    setattr(module, name, value)
+    return module.graph.create_node("get_attr", name)
+
+
+def _is_of_its_own(value: Any) -> bool:
+    kinds = (int, float, complex, str, bytes)
+    return isinstance(value, kinds) and type(value) not in _WRITTEN_BY_REPR and not isinstance(value, Enum)
 
 
 def nested_graph(node: fx.Node, within: nn.Module | None = None) -> fx.GraphModule | None:

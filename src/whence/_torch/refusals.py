@@ -8,6 +8,7 @@ from torch import Tensor
 
 from whence._torch.operators.schemas import op_name
 from whence._torch.pytrees import tree_flatten
+from whence._torch.sizes.numbers import AS_TEXT, RecordedNumber
 from whence._torch.subclasses.wrapper_subclasses import kind_of, untraceable
 from whence.errors import (
     CaptureError,
@@ -194,13 +195,27 @@ def made_unseen(where: Place) -> UnsupportedOperator:
     )
 
 
+_AS_JSON = tuple(f"Object of type {kind} is not JSON serializable" for kind in ("int", "float"))
+
+
+def is_about_number(error: BaseException | None) -> bool:
+    """Whether an error is that of code in C which takes no number that only a run knows."""
+    said = str(error)
+    return isinstance(error, TypeError | IndexError) and (RecordedNumber.__name__ in said or said in _AS_JSON)
+
+
 def number_wanted(error: BaseException, where: Place) -> DataDependent:
-    """The error for an operation of C++ that takes no number which only a run knows."""
+    """The error for such an error."""
+    said = str(error).partition("\n")[0]
+    is_text = said in _AS_JSON
     return DataDependent(
-        "an operation wants the integer itself, and gets a number that only a run has",
+        f"an operation wants the {'number' if is_text else 'integer'} itself, and gets a number that only a "
+        "run has",
         where=where,
-        why=str(error).partition("\n")[0],
-        remedy="write int(number) there: it is as it is now, and every run looks at it",
+        why=said,
+        remedy=AS_TEXT
+        if is_text
+        else "write int(number) there: it is as it is now, and every run looks at it",
     )
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from torch.optim import Optimizer
 
 from whence._torch.autograd.nodes import below_autograd
-from whence._torch.graphs import own_copy, with_code
+from whence._torch.graphs import has_classes_of_its_own, hold_classes_of_its_own, own_copy, with_code
 from whence._torch.observe.attribute_reads import own_attributes
 from whence._torch.observe.compile_flags import unread
 from whence._torch.observe.generators import set_states, states
@@ -313,13 +313,16 @@ def _stale_in_places(program: FlatProgram, checked: Checked, places: Sequence[Ho
 
 
 def _as_run(program: FlatProgram) -> fx.GraphModule:
-    """The graph of a program, where what asks for the grad mode hears that of the model's own code, and views
-    of inputs that are taken as they lie may be copies."""
+    """The graph of a program, where what asks for the grad mode hears that of the model's own code, views of
+    inputs that are taken as they lie may be copies, and numbers of NumPy's are what they are."""
     off, view = program.facts.turned_off, torch.ops.aten.view.default
     is_turned = program.convention.any_layout and program.graph.find_nodes(op="call_function", target=view)
-    if not (off or is_turned):
+    has_literals = has_classes_of_its_own(program.graph)
+    if not (off or is_turned or has_literals):
         return program.graph_module
     module = own_copy(program.graph_module)
+    if has_literals:
+        hold_classes_of_its_own(module)
     for node in module.graph.find_nodes(op="call_function", target=view) if is_turned else ():
         node.target = run_as(view)
     for node in module.graph.nodes:

@@ -34,7 +34,7 @@ _AS_FLOAT = (
     "write tensor.item() for float(tensor), which stays a number of each run; give an operator that takes no "
     'such number float(number), and let the example decide with decide="example"'
 )
-_AS_TEXT = "return or keep the number as it is, and write texts of it, or hand it to NumPy, outside the step"
+AS_TEXT = "return or keep the number as it is, and write texts of it, or hand it to NumPy, outside the step"
 _MATHEMATICS = (
     "sqrt",
     "pow",
@@ -104,6 +104,7 @@ _DIVISIONS = (operator.truediv, operator.floordiv, operator.mod)
 _KEEP_WHOLE = (
     *(operator.add, operator.sub, operator.mul, operator.mod, operator.floordiv, operator.neg),
     *(operator.pos, operator.abs, builtins.max, builtins.min, builtins.round),
+    *(operator.and_, operator.or_, operator.xor, operator.invert, operator.lshift, operator.rshift),
 )
 """Functions that give an integer for integers."""
 _MAKE_WHOLE = (math.floor, math.ceil, math.trunc)
@@ -113,7 +114,7 @@ def _is_whole(value: Any, known: Callable[[Any], Any]) -> bool:
     """Whether a number of Python's, or of a node, is an integer: by what it is, or by how it is computed."""
     found = known(value) if isinstance(value, fx.Node) else value
     if found is not None or not isinstance(value, fx.Node):
-        return type(found) is int
+        return isinstance(found, int)
     if value.target is ITEM:
         held: Any = value.args[0]
         return not held.meta["val"].dtype.is_floating_point
@@ -186,6 +187,23 @@ def _compared(target: Any) -> Any:
     return _forward(target, Arithmetic.decided)
 
 
+def _of_bits(target: Any) -> tuple[Any, Any]:
+    """The methods that have `target` of whole numbers, with such a number first, and second."""
+
+    def compute(self: "RecordedNumber", *operands: Any) -> Any:
+        arithmetic = self.node.arithmetic
+        are_whole = all(map(_operand, operands)) and all(map(arithmetic.is_whole, operands))
+        return arithmetic.computed(target, *operands) if are_whole else NotImplemented
+
+    def forward(self: "RecordedNumber", *other: Any) -> Any:
+        return compute(self, self, *other)
+
+    def backward(self: "RecordedNumber", other: Any) -> Any:
+        return compute(self, other, self)
+
+    return forward, backward
+
+
 class RecordedNumber(SymFloat):
     """A number that a node gives; whatever would need to know it raises."""
 
@@ -193,7 +211,10 @@ class RecordedNumber(SymFloat):
     __sub__, __rsub__ = _forward(operator.sub), _backward(operator.sub)
     __mul__, __rmul__ = _forward(operator.mul), _backward(operator.mul)
     __mod__, __rmod__ = _forward(operator.mod), _backward(operator.mod)
-    __pow__, __rpow__ = _forward(operator.pow), _backward(operator.pow)
+    __rpow__ = _backward(operator.pow)
+    (__and__, __rand__), (__or__, __ror__) = _of_bits(operator.and_), _of_bits(operator.or_)
+    (__xor__, __rxor__), __invert__ = _of_bits(operator.xor), _of_bits(operator.invert)[0]
+    (__lshift__, __rlshift__), (__rshift__, __rrshift__) = map(_of_bits, (operator.lshift, operator.rshift))
     __truediv__, __rtruediv__ = _forward(operator.truediv), _backward(operator.truediv)
     __floordiv__, __rfloordiv__ = _forward(operator.floordiv), _backward(operator.floordiv)
     __neg__, __pos__, __abs__ = _forward(operator.neg), _forward(operator.pos), _forward(operator.abs)
@@ -202,7 +223,10 @@ class RecordedNumber(SymFloat):
     __trunc__ = _forward(math.trunc)
 
     def _needed(self, *_others: object) -> Any:
-        raise self.node.arithmetic.refuse(self.node.node, _AS_TEXT)
+        raise self.node.arithmetic.refuse(self.node.node, AS_TEXT)
+
+    def __pow__(self, other: Any, modulus: Any = None) -> Any:
+        return _forward(operator.pow)(self, other) if modulus is None else self._needed()
 
     def __bool__(self) -> bool:
         return self.node.arithmetic.decided(operator.truth, self)  # type: ignore[no-any-return]
@@ -236,6 +260,19 @@ class RecordedNumber(SymFloat):
     real, imag = property(_needed), property(_needed)
     __class__ = property(lambda self: int if self.node.arithmetic.is_whole(self) else float)
     """What `isinstance` asks for, of a number that the step takes for one of Python's."""
+    __reduce_ex__ = _needed
+
+    def __getattr__(self, name: str) -> Any:
+        kind = object if name.startswith("_") or name == "node" else self.__class__
+        if not hasattr(kind, name):
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
+        return self._needed if callable(getattr(kind, name)) else self._needed()
+
+    def __copy__(self) -> "RecordedNumber":
+        return self
+
+    def __deepcopy__(self, _memo: object) -> "RecordedNumber":
+        return self
 
 
 def is_recorded(value: object) -> bool:

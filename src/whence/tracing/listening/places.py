@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from torch import fx
 
 from whence._torch.record.fake_failures import is_of_fake_tensors, let_go_of_guards
-from whence._torch.refusals import fake_failed, number_wanted
-from whence._torch.sizes.numbers import RecordedNumber
+from whence._torch.refusals import fake_failed, is_about_number, number_wanted
 from whence.errors import CaptureError, DataDependent, Place
 from whence.provenance import ModulePath, Source
 from whence.provenance.places import PROGRAM
@@ -106,7 +105,7 @@ class CaptureNoting(AbstractContextManager[None]):
             return
         if is_of_fake_tensors(error):
             raise fake_failed(error, self._failed_at(error)) from error
-        if isinstance(error, TypeError | IndexError) and RecordedNumber.__name__ in str(error):
+        if is_about_number(error):
             raise number_wanted(error, self._failed_at(error)) from error
         for make in self._needed if isinstance(error, TypeError) else ():
             needed = make()

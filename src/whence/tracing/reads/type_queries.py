@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from whence._torch.fakes import FakeTensor, class_in_eager
+from whence._torch.sizes.numbers import as_recorded, is_recorded
 from whence._torch.tensor_questions import note_class_asked
 
 _IN_EAGER = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
@@ -50,6 +51,8 @@ def _class_of(thing: Any) -> Any:
         return class_in_eager(thing)
     if issubclass(kind, StandIn):
         return kind._asked_for_class(thing)
+    if is_recorded(thing):
+        return as_recorded(thing).__class__
     return next((found for symbol, found in _IN_EAGER.items() if issubclass(kind, symbol)), kind)
 
 
@@ -60,7 +63,7 @@ TYPE: Any = _InPlaceOfType("type", (type,), {"__module__": "builtins"})
 def _is_instance(thing: Any, kinds: Any, /) -> bool:
     if isinstance(thing, FakeTensor):
         note_class_asked(thing, kinds)
-    if isinstance(thing, kinds):
+    if isinstance(as_recorded(thing), kinds):
         return True
     in_eager = _IN_EAGER.get(type(thing))
     return in_eager is not None and issubclass(in_eager, kinds)
