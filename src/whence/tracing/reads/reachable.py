@@ -98,6 +98,8 @@ _IN_WHOLE = frozenset({"vars", "__dict__"})
 """Names with which code gets all attributes of a thing at once, to look one up by text."""
 _DEEP, _MOST, _MANY = 6, 4000, 256
 """How far things are followed, how many are looked at, and how many in one that nobody can change."""
+_OF_TENSORS = ("_parameters", "_buffers")
+"""Tables of a module, whose entries are attributes of it."""
 _NOW = frozenset({"now", "utcnow", "today"})
 """Methods of Python's dates, in whose place nothing can be put: they are read off the code."""
 _DATES = (datetime, datetime.datetime, datetime.date)
@@ -362,7 +364,8 @@ class Reachable:
         rows = state.items() if isinstance(state, dict) else (("", value) for value in row.held())
         for key, value in rows:
             if type(key) is not str or not key.startswith("__"):
-                self._follow(value, row.path if key == "" else f"{row.path}.{key}", reader, names, depth)
+                further = depth + (key in _OF_TENSORS)
+                self._follow(value, row.path if key == "" else f"{row.path}.{key}", reader, names, further)
 
     def _module(self, module: ModuleType, reader: Reader, names: frozenset[str], depth: int) -> None:
         if module is os:
