@@ -410,6 +410,28 @@ def halves_by_its_count() -> Training:
     return keeping(keep, step=0)
 
 
+def decays(number: Callable[[int], Any]) -> Training:
+    """A step that sets the weight decay, as a table or its count has it."""
+
+    def keep(kept: Any, x: Tensor, run: Run, optimizer: Optimizer) -> Tensor:
+        kept.step += 1
+        optimizer.param_groups[0]["weight_decay"] = number(kept.step)
+        return run(x)
+
+    return keeping(keep, step=0)
+
+
+@step()
+def decays_by_its_count() -> Training:
+    return decays(lambda count: 0.04 + 0.01 * count)
+
+
+@step(refused=Refusal(whence.UnsupportedStep, "else than a number of Python's", "NumPy's are no inputs"))
+def decays_by_a_table_of_numpy() -> Training:
+    table = np.linspace(0.04, 0.4, 9)
+    return decays(lambda count: table[count])
+
+
 def refused_with(refusal: Refusal, name: str, use: Callable[[Any], Any]) -> None:
     """A row of a step that asks for more of its count than a program writes down."""
 

@@ -82,6 +82,7 @@ def test_settings_are_guarded() -> None:
         caught.value
     )
     assert "weight_decay" in str(caught.value)
+    assert "is an input where the step sets it" in str(caught.value)
     assert differing(before, state(model)) == []
     assert optimizer.state == {}
 

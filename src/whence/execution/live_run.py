@@ -33,12 +33,17 @@ from whence.program.arguments.optimizer_arguments import (
     Step,
     home_of,
     inside,
+    is_number,
     put_inside,
 )
 from whence.program.signature import Input, Output, Part
 from whence.schema import InputKind, OutputKind
 
 AGAIN = "capture again"
+_IN_THE_STEP = (
+    "; a number that moves is an input where the step sets it, of what it counts or is given as a tensor: "
+    "group[...] = number"
+)
 _WARM = (
     "the optimizer had taken steps when it was captured; what it begins with is not known",
     "take one step with this optimizer, or capture with one that has not taken any",
@@ -177,10 +182,11 @@ class Live:
             now |= {Setting(OWN, key, None).path: value for key, value in own_values(self.optimizer).items()}
         for row in rows:
             if not _is_as_it_was(row, now.get(row.path, NOTHING)):
+                moves = row.group != OWN and is_number(row.value) and is_number(now.get(row.path))
                 yield Fault(
                     f"`{row.path}` was {row.value!r} at capture, is {now.get(row.path)!r} now",
                     why="it is a constant of the program",
-                    remedy=AGAIN,
+                    remedy=f"{AGAIN}{_IN_THE_STEP if moves else ''}",
                 )
 
     def _other_numbers(self) -> Iterator[Fault]:

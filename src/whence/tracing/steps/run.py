@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from numbers import Number
 from typing import Any
 
 import torch
@@ -262,6 +263,8 @@ def _advanced(session: StepSession, found: Optimizing, taken: Taken) -> dict[Gro
         for row, then in changed_settings(taken.settings, found.settings())
         if (row.group, row.key) not in inputs
     ]
+    counts = ((row, then) for row, then in rows if then is not None and is_number(then.value))
+    _refuse_other_kinds([row.path for row, _ in counts if _is_of_numpy(row.value)], session)
     values = {row.path: counting.value(row.value) for row, _ in rows if is_number(row.value)}
     others = [
         row.path
@@ -284,6 +287,10 @@ def _advanced(session: StepSession, found: Optimizing, taken: Taken) -> dict[Gro
         (row.group, row.key): Counter() if then is not None else first_guess(values[row.path])
         for row, then in rows
     }
+
+
+def _is_of_numpy(value: object) -> bool:
+    return isinstance(value, Number) and not is_number(value) and not isinstance(value, bool)
 
 
 def _replaced(session: StepSession, found: Optimizing, taken: Taken) -> list[tuple[fx.Node, fx.Node]]:
