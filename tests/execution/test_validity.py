@@ -335,31 +335,31 @@ class Remembering(nn.Module):
 def _for_sizes(model: Any, x: Tensor) -> Tensor:
     if model.row is None or model.made_for != x.shape[1:]:
         model.make(x.shape[1:])
-    return model.row  # type: ignore[no-any-return]
+    return model.row
 
 
 def _for_a_size(model: Any, x: Tensor) -> Tensor:
     if model.row is None or model.made_for != x.shape[1]:
         model.make(x.shape[1])
-    return model.row  # type: ignore[no-any-return]
+    return model.row
 
 
 def _for_a_dtype(model: Any, x: Tensor) -> Tensor:
     if model.row is None or model.made_for != x.dtype:
         model.make(x.dtype)
-    return model.row  # type: ignore[no-any-return]
+    return model.row
 
 
 def _unread(model: Any, x: Tensor) -> Tensor:
     if model.made_for != x.shape[1:]:
         model.make(x.shape[1:])
-    return model.row  # type: ignore[no-any-return]
+    return model.row
 
 
 def _by_a_flag(model: Any, _: Tensor) -> Tensor:
     if not model.made_for:
         model.make(True)
-    return model.row  # type: ignore[no-any-return]
+    return model.row
 
 
 def _beside_what_varies(model: Any, x: Tensor) -> Tensor:
@@ -392,7 +392,7 @@ def test_what_the_first_run_puts_of_its_arguments_is_refused() -> None:
     def find(model: Any, x: Tensor) -> Tensor:
         if model.made_for is None:
             model.row, model.made_for = x.detach().sum(0), True
-        return model.row  # type: ignore[no-any-return]
+        return model.row
 
     with pytest.raises(whence.LostState, match="changes made_for while it runs"):
         whence.capture(Remembering(find), (X,))

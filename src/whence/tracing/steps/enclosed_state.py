@@ -73,28 +73,26 @@ class Enclosed:
         self.theirs = [*theirs]
         self.files: dict[tuple[int, str], Saved] = {}
         self._spelled = set[str]()
-        self.reached: list[tuple[str, Any]] = []
+        self.reached: list[tuple[str | ModulePath, Any]] = []
         self.objects: list[ModuleCopy] = []
         self._known = {each for row in (*self.rows, *self.theirs) for each in _identities(row)}
 
-    def reach(self, path: str, thing: Any) -> None:
-        """The step comes to a thing, or to a function with variables of its own."""
+    def reach(self, path: str | ModulePath, thing: Any) -> None:
+        """The step comes to a thing, to a function with variables of its own, or to an object that the model
+        holds at a path."""
         if id(thing) in self._known:
             return
         self.reached.append((path, thing))
-        found = _state_of_function(path, thing) if isinstance(thing, FunctionType) else _state_of(path, thing)
+        if isinstance(path, ModulePath) and has_attributes(thing):
+            self.objects.append(object_kept(path, thing))
+        said, is_function = str(path), isinstance(thing, FunctionType)
+        found = _state_of_function(said, thing) if is_function else _state_of(said, thing)
         new = self.look_at(found)
         self._known.add(id(thing))
-        self.spell([thing] if isinstance(thing, FunctionType) else [])
-        for row in new if isinstance(thing, FunctionType) else ():
+        self.spell([thing] if is_function else [])
+        for row in new if is_function else ():
             if row.kind is not ATTRIBUTES and (has_state(row.before) or is_looked_at_whole(row.before)):
                 self.reach(row.path, row.before)
-
-    def reach_object(self, path: ModulePath, thing: Any) -> None:
-        """The step comes to an object that the model holds."""
-        if has_attributes(thing) and not any(each.module is thing for each in self.objects):
-            self.objects.append(object_kept(path, thing))
-        self.reach(str(path), thing)
 
     def spell(self, functions: Iterable[FunctionType]) -> None:
         """What these functions spell they may change, in files that they or others name."""

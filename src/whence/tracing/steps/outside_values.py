@@ -166,7 +166,7 @@ class OutsideReads(NamedValues):
     def reached(self, path: ModulePath, thing: object) -> None:
         """An object that the model holds: what the step changes there is as good as what it changes of a
         trainer, but that what no program puts there again is left out."""
-        self._enclosed.reach_object(path, thing)
+        self._enclosed.reach(path, thing)
 
     def found(self, place: Place) -> tuple[tuple[Outside, Source | None], ...]:
         """Everything, in the order it was met; raises `UnsupportedStep` for what has changed since."""

@@ -201,3 +201,28 @@ def test_a_place_that_comes_of_what_is_there_is_refused() -> None:
     with pytest.raises(whence.UnsupportedStep, match=r"puts something at kept\.table\[1\], and .*table\[0\]"):
         whence.capture_step(puts, (batch(),), **held)
     assert kept.table == {}
+
+
+@pytest.mark.parametrize("keep", [Tensor.detach, Tensor.item], ids=["tensor", "number"])
+def test_what_is_replaced_and_kept_elsewhere_was_read(keep: Callable[[Tensor], Any]) -> None:
+    """A first step that keeps what was there before it is another one than later ones, which keep what the
+    last one made."""
+    model, optimizer = small()
+    kept, inner = SimpleNamespace(last=None, before=None), zero_first(model, optimizer)
+
+    def step(x: Tensor) -> Tensor:
+        loss = inner(x)
+        kept.last, kept.before = keep(loss), kept.last
+        return loss
+
+    held: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    if keep is Tensor.detach:
+        with pytest.raises(whence.UnsupportedStep, match="the step reads kept.last, and changes it"):
+            whence.capture_step(step, (batch(),), **held)
+    step(batch())
+    run = whence.capture_step(step, (batch(),), **held).bind(**held)
+    last, before = kept.last, kept.before
+    for _ in range(3):
+        loss = run(batch())
+        before, last = last, keep(loss)
+        assert (kept.last, kept.before) == (last, before)

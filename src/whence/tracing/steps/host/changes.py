@@ -1,7 +1,7 @@
 """What a step has changed of what it is part of, place by place."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -22,7 +22,6 @@ from whence.dependence.snapshots import (
 )
 from whence.program.arguments.host_state import HostPlace
 from whence.tracing.reads.outside.modules import OF_MODULES
-from whence.tracing.steps.host.stand_ins import is_stand_in
 from whence.tracing.steps.optimizer import is_same_value
 
 _NAMING = (ATTRIBUTES, SLOTS, CLASS)
@@ -51,11 +50,12 @@ class HostChange:
         return not self.appended and type(self.before) in (int, float)
 
 
-def changes_of(rows: Iterable[Saved]) -> Iterator[HostChange]:
-    """All changes of these things since they were looked at."""
+def changes_of(rows: Iterable[Saved], stays: Callable[[HostPlace, object], bool]) -> Iterator[HostChange]:
+    """All changes of these things since they were looked at, but for what the capture itself has put in a
+    place, and `stays` there."""
     for row in rows:
         if not row.is_unchanged:
-            yield from _host_changes(row)
+            yield from (each for each in _host_changes(row) if not stays(each.place, each.after))
 
 
 def places_in(row: Saved) -> Iterator[HostPlace]:
@@ -111,7 +111,7 @@ def _is_reordered(before: Iterable[Any], now: Iterable[Any]) -> bool:
 
 def _changed(place: HostPlace, before: Any) -> Iterator[HostChange]:
     after = place.now()
-    if not is_stand_in(after) and not is_same_value(before, after):
+    if not is_same_value(before, after):
         yield HostChange(place, before, after)
 
 

@@ -26,6 +26,7 @@ from whence.program.arguments.host_state import HostCall, HostEffect, HostNumber
 from whence.program.arguments.optimizer_arguments import is_number
 from whence.program.calls import Constant, Named, Structure
 from whence.program.names import PREFIXES, as_name
+from whence.provenance import ModulePath
 from whence.schema import InputKind
 from whence.tracing.recording.run import PutValue
 from whence.tracing.reuse import AnotherAttempt
@@ -35,7 +36,16 @@ from whence.tracing.steps.host.memory import lies_in, refuse_alias, refuse_share
 from whence.tracing.steps.host.operations import Operations, operations_of
 from whence.tracing.steps.host.owners import Owners
 from whence.tracing.steps.host.schedules import refuse_read_by_schedules
-from whence.tracing.steps.host.stand_ins import Growing, Later, Unread, growing, left_at, refuse_read
+from whence.tracing.steps.host.stand_ins import (
+    Growing,
+    Later,
+    Refuse,
+    Unread,
+    growing,
+    is_stand_in,
+    left_at,
+    refuse_read,
+)
 from whence.tracing.steps.session import StepInput, StepSession
 
 Key = tuple[int, Any]
@@ -68,7 +78,7 @@ class HostAssumptions:
     read: Mapping[Key, HostPlace] = field(default_factory=dict)
     replaced: Mapping[Key, tuple[HostPlace, _Shape]] = field(default_factory=dict)
     grown: Mapping[Key, _Grown] = field(default_factory=dict)
-    things: tuple[tuple[str, Any], ...] = ()
+    things: tuple[tuple[str | ModulePath, Any], ...] = ()
     operations: Operations | None = None
     elsewhere: Mapping[Key, HostPlace] = field(default_factory=dict)
     begun: bool = True
@@ -144,6 +154,7 @@ class HostRun:
         self._inputs: dict[Key, tuple[HostPlace, fx.Node]] = {}
         self._parts: list[HostNumber] = []
         self._stand_ins: dict[Key, Growing] = {}
+        self._put: dict[int, tuple[Unread, Key]] = {}
         self.twins: list[Tensor] = []
         for path, thing in assumed.things:
             enclosed.reach(path, thing)
@@ -162,9 +173,9 @@ class HostRun:
         for key, place in self._assumed.elsewhere.items():
             for holder in _kept_at(place) if not self._assumed.knows(key) else ():
                 ask = partial(_asked_of_ways, self.enclosed, key)
-                holder.put(Unread(holder.path, lambda _, ask=ask: ask()))  # type: ignore[misc]
+                self._unread(holder, lambda _, ask=ask: ask())  # type: ignore[misc]
         for place, _ in self._assumed.replaced.values():
-            place.put(Unread(place.path, self._refused))
+            self._unread(place, self._refused)
         for key, grown in self._assumed.grown.items():
             self._stand_ins[key] = made = growing(grown.place.path, self._refused, grown.place.holder)
             for holder in grown.holders:
@@ -195,6 +206,17 @@ class HostRun:
             yield self._session.input_row(node, path, kind=InputKind.STEP_STATE)
         place.put(tree_unflatten(leaves, spec))
 
+    def _unread(self, place: HostPlace, refuse: Refuse) -> None:
+        """Put a stand-in there for what the step replaces."""
+        made = Unread(place.path, refuse)
+        self._put[id(made)] = made, place.identity
+        place.put(made)
+
+    def _stays(self, place: HostPlace, value: object) -> bool:
+        """Whether a stand-in is where it was put: a step that keeps one elsewhere has read what it is for."""
+        known = self._put.get(id(value))
+        return is_stand_in(value) and (known is None or known[1] == place.identity)
+
     def _refused(self, path: str) -> UnsupportedStep:
         return UnsupportedStep(
             f"the step reads {path}, and changes it",
@@ -216,7 +238,9 @@ class HostRun:
                 lambda assumed: replace(assumed, host=begun), "other ways change what is there"
             )
         renewed = self.enclosed.renewed()
-        changes = [row for row in changes_of(self.enclosed.rows) if row.place.path not in renewed]
+        changes = [
+            row for row in changes_of(self.enclosed.rows, self._stays) if row.place.path not in renewed
+        ]
         modules = self._session.run.subject.named_modules()
         buffers = {id(own_attributes(module)["_buffers"]) for _, module in modules}
         held = {id(own_attributes(each.module)) for each in self.enclosed.objects}
