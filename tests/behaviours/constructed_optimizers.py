@@ -119,6 +119,29 @@ def classes_and_sets_that_are_there() -> Training:
     return training(lambda model: Choosing(model.parameters()))
 
 
+class Filtering(Optimizer):
+    """Has a function in its groups, which says what is decayed, as LARS of VICReg and Barlow Twins."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "decays": is_a_matrix})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for held in group["params"]:
+                change = held.grad + 0.1 * held if group["decays"](held) else held.grad
+                held.sub_(change, alpha=group["lr"])
+
+
+def is_a_matrix(held: Tensor) -> bool:
+    return held.ndim > 1
+
+
+@step()
+def a_function_in_the_groups() -> Training:
+    return training(lambda model: Filtering(model.parameters()))
+
+
 class Numbering(Optimizer):
     """Keeps state under numbers."""
 

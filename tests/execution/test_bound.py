@@ -16,7 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import ExponentialLR
 
 import whence
-from tests.behaviours.constructed_optimizers import classes_and_sets_that_are_there
+from tests.behaviours.constructed_optimizers import Filtering, classes_and_sets_that_are_there
 from tests.checks import differing, gradients, state
 from tests.models import mean_sine
 from tests.tracing.steps.small import batch, clipped, never_zero, plain_sgd, small, zero_first, zero_last
@@ -665,3 +665,18 @@ def test_classes_and_sets_of_an_optimizer_are_constants(change: Callable[[Any], 
     change(training.optimizer)
     with pytest.raises(StaleCapture, match="at capture"):
         run(*training.batches[0])
+
+
+def test_functions_in_the_groups_of_an_optimizer_are_constants(tmp_path: Path) -> None:
+    """Another one is refused, and every one where the program was loaded: a file knows their names alone."""
+    model, _ = small()
+    held: dict[str, Any] = {"model": model, "optimizer": Filtering(model.parameters())}
+    program = whence.capture_step(zero_first(*held.values()), (batch(),), **held)
+    program.save(tmp_path / "program.whence")
+    program.bind(*held.values())(batch())
+    loaded = whence.load(tmp_path / "program.whence", model=model).bind(*held.values())
+    with pytest.raises(StaleCapture, match="a file keeps of a function its name alone"):
+        loaded(batch())
+    held["optimizer"].param_groups[0]["decays"] = lambda _: True
+    with pytest.raises(StaleCapture, match=r"\['decays'\]. was <function is_a_matrix"):
+        program.bind(*held.values())(batch())

@@ -36,6 +36,7 @@ from whence.program.arguments.optimizer_arguments import (
     is_number,
     put_inside,
 )
+from whence.program.names import InWords
 from whence.program.signature import Input, Output, Part
 from whence.schema import InputKind, OutputKind
 
@@ -44,6 +45,7 @@ _IN_THE_STEP = (
     "; a number that moves is an input where the step sets it, of what it counts or is given as a tensor: "
     "group[...] = number"
 )
+_OF_A_FILE = "it is a constant of the program, and a file keeps of a function its name alone"
 _WARM = (
     "the optimizer had taken steps when it was captured; what it begins with is not known",
     "take one step with this optimizer, or capture with one that has not taken any",
@@ -185,7 +187,7 @@ class Live:
                 moves = row.group != OWN and is_number(row.value) and is_number(now.get(row.path))
                 yield Fault(
                     f"`{row.path}` was {row.value!r} at capture, is {now.get(row.path)!r} now",
-                    why="it is a constant of the program",
+                    why=_OF_A_FILE if isinstance(row.value, InWords) else "it is a constant of the program",
                     remedy=f"{AGAIN}{_IN_THE_STEP if moves else ''}",
                 )
 

@@ -6,6 +6,7 @@ from copy import copy
 from dataclasses import dataclass
 from enum import Enum
 from itertools import takewhile
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
@@ -307,7 +308,8 @@ def _refuse_values(found: Optimizing) -> None:
     faults += [
         Fault(
             f"{setting.path} is a {type(setting.value).__name__}",
-            why="only numbers, texts, classes and tensors can be compared with what they are in later steps",
+            why="only numbers, texts, classes, functions and tensors can be compared with what they are in "
+            "later steps",
             remedy="use plain numbers in parameter groups",
         )
         for setting in found.settings()
@@ -318,7 +320,7 @@ def _refuse_values(found: Optimizing) -> None:
 
 def _is_setting(value: object) -> bool:
     """Whether a value of a group can be compared, or is an input."""
-    return is_plain(value) or is_plain_set(value) or isinstance(value, (Tensor, type))
+    return is_plain(value) or is_plain_set(value) or isinstance(value, (Tensor, type, FunctionType))
 
 
 def strange_state(found: Optimizing) -> list[Fault]:
