@@ -217,7 +217,7 @@ def test_what_is_replaced_and_kept_elsewhere_was_read(keep: Callable[[Tensor], A
 
     held: dict[str, Any] = {"model": model, "optimizer": optimizer}
     if keep is Tensor.detach:
-        with pytest.raises(whence.UnsupportedStep, match="the step reads kept.last, and changes it"):
+        with pytest.raises(whence.UnsupportedStep, match=r"the step reads kept\.last, and changes it"):
             whence.capture_step(step, (batch(),), **held)
     step(batch())
     run = whence.capture_step(step, (batch(),), **held).bind(**held)
