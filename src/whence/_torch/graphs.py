@@ -62,7 +62,7 @@ def hold_classes_of_its_own(module: fx.GraphModule) -> None:
 def _held(module: fx.GraphModule, value: Any) -> Any:
     if not _is_of_its_own(value):
         return value
-    name = f"_literal_{sum(each.startswith('_literal_') for each in vars(module))}"
+    name = f"literal_of_its_own_{sum(each.startswith('literal_of_its_own_') for each in vars(module))}"
     setattr(module, name, value)
     return module.graph.create_node("get_attr", name)
 

@@ -1,6 +1,7 @@
 """Canaries of what is used in the middle of a capture: whence runs it, and the result is eager's."""
 
 import importlib
+from functools import partial
 from typing import Any
 
 import pytest
@@ -66,6 +67,26 @@ def test_a_convolution_states_its_sizes() -> None:
     """A convolution with open sizes requires by `torch._check` what its kernel requires."""
     program = whence.capture(nn.Conv1d(2, 3, 1), (torch.ones(2, 2, 5),), dynamic_shapes=({2: Dim("length")},))
     assert program.module()(torch.ones(2, 2, 7)).shape == (2, 3, 7)
+
+
+@pytest.mark.canary("torch._check_index", "torch._check_type", "torch._check_value")
+@pytest.mark.canary("torch._check_not_implemented", "torch._check_tensor_all", "torch._check_tensor_all_with")
+@pytest.mark.parametrize(
+    ("check", "error"),
+    [
+        (torch._check_index, IndexError),
+        (torch._check_type, TypeError),
+        (torch._check_value, ValueError),
+        (torch._check_not_implemented, NotImplementedError),
+        (lambda holds, said: torch._check_tensor_all(torch.tensor([holds]), said), RuntimeError),
+        (lambda holds, said: torch._check_tensor_all_with(KeyError, torch.tensor([holds]), said), KeyError),
+    ],
+)
+def test_checks_only_tell_people_of_a_message(check: Any, error: type[Exception]) -> None:
+    """They ask for it where they fail, and its text is the error's."""
+    check(True, partial(pytest.fail, "the message was asked for"))
+    with pytest.raises(error, match="too long"):
+        check(False, lambda: "too long")
 
 
 @pytest.mark.canary(

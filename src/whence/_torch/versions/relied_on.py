@@ -7,8 +7,9 @@ several releases.
 
 NAMES = {
     "torch": """
-        _VF _assert _check _check_with _compile _foreach_copy_ _fused_adagrad_ _fused_adam_ _fused_adamw_
-        _fused_sdp_choice _fused_sgd_ _native_multi_head_attention
+        _VF _assert _check _check_index _check_not_implemented _check_tensor_all _check_tensor_all_with
+        _check_type _check_value _check_with _compile _foreach_copy_ _fused_adagrad_ _fused_adam_
+        _fused_adamw_ _fused_sdp_choice _fused_sgd_ _native_multi_head_attention
         _nested_tensor_from_mask _nested_tensor_from_mask_left_aligned _pack_padded_sequence
         _pad_packed_sequence _subclasses _transformer_encoder_layer_fwd
     """,
