@@ -19,7 +19,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 import whence
 from whence.errors import StaleCapture, UsageError
 
-X = torch.randn(3, 4)
+X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))  # with which each row of a layer counts
 
 
 def process(rank: int) -> None:
