@@ -44,6 +44,7 @@ from whence.tracing.listening.run_state import RunState, run_state
 from whence.tracing.log.events import GivenTensor, InputNamed, LossHolds, Lost
 from whence.tracing.objections import result_opened
 from whence.tracing.reads.attribute_reads import RestListener
+from whence.tracing.reads.type_queries import StandIn
 from whence.tracing.recording.backward import Backward, differentiate
 from whence.tracing.recording.partial import keeping_what_was_recorded
 from whence.tracing.recording.session import Session, new_session
@@ -426,6 +427,9 @@ def _refuse_results(subject: Subject, leaves: Sequence[Any]) -> None:
     ]
     if not lost:
         return
+    for leaf in lost:
+        if issubclass(type(leaf), StandIn):
+            iter(leaf)  # says what the step reads
     if open_caches(lost):
         raise result_opened()
     kinds = " and a ".join(dict.fromkeys(type(leaf).__name__ for leaf in lost))

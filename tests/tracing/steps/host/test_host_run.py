@@ -203,6 +203,18 @@ def test_a_place_that_comes_of_what_is_there_is_refused() -> None:
     assert kept.table == {}
 
 
+def test_a_list_that_grows_is_no_result() -> None:
+    """The next run would return more."""
+    kept, inner, held = counting()
+
+    def step(x: Tensor) -> list[float]:
+        inner(x)
+        return kept.losses
+
+    with pytest.raises(whence.UnsupportedStep, match=r"the step reads kept\.losses, and changes it"):
+        whence.capture_step(step, (batch(),), **held)
+
+
 @pytest.mark.parametrize("keep", [Tensor.detach, Tensor.item], ids=["tensor", "number"])
 def test_what_is_replaced_and_kept_elsewhere_was_read(keep: Callable[[Tensor], Any]) -> None:
     """A first step that keeps what was there before it is another one than later ones, which keep what the
