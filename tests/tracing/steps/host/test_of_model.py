@@ -182,6 +182,42 @@ def test_a_trainer_that_a_hook_leads_to(watch: Callable[[Watched], Callable[...,
     assert found[0] == found[1]
 
 
+class Namespace:
+    """An object with whatever attributes it is given."""
+
+
+class Noting(nn.Module):
+    """Leaves an object of a class that no program makes on one that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.kept = nn.Linear(4, 2), Namespace()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.event = Namespace()  # type: ignore[attr-defined]
+        result: Tensor = self.linear(x)
+        return result
+
+
+def test_what_stays_as_it_was_is_said() -> None:
+    """What no program makes again is left out where the model puts it on an object."""
+    model = Noting()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = model(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    held: dict[str, Any] = {"model": model, "optimizer": optimizer}
+    with pytest.warns(UserWarning, match=r"leaves a Namespace in kept\.event, which a program"):
+        program = whence.capture_step(step, (batch(),), **held)
+    program.bind(**held)(batch())
+    assert not vars(model.kept)
+
+
 def test_what_lies_beside_is_compared() -> None:
     """Entries of a dictionary into which the step puts others are constants."""
     model = Keeping(logs)

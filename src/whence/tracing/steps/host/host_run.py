@@ -5,6 +5,7 @@ with stand-ins for all that is replaced or added to, which refuse whoever reads 
 operations and changes as the first, and then every run does.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -244,7 +245,9 @@ class HostRun:
         modules = self._session.run.subject.named_modules()
         buffers = {id(own_attributes(module)["_buffers"]) for _, module in modules}
         held = {id(own_attributes(each.module)) for each in self.enclosed.objects}
-        changes = [row for row in changes if not (is_of_modules(row, buffers) or _is_left(row, held))]
+        changes = [row for row in changes if not is_of_modules(row, buffers)]
+        left = [row for row in changes if _is_left(row, held)]
+        changes = [row for row in changes if not _is_left(row, held)]
         refuse_changed((path for path in self._unrepeatable(changes) if path not in renewed), place)
         unknown = [row for row in changes if not self._assumed.knows(row.place.identity)]
         if unknown:
@@ -261,6 +264,7 @@ class HostRun:
         self._refuse_other_changes(changes, place)
         for made in self._stand_ins.values():
             made.added.clear()  # what has met the list may hold it on
+        _say_left(left)
         return self._done(changes, place)
 
     def _unrepeatable(self, changes: Iterable[HostChange]) -> Iterator[str]:
@@ -424,6 +428,18 @@ def _is_left(row: HostChange, holders: Set[int]) -> bool:
         return False
     leaves = tree_flatten(row.after)[0]
     return not all(_is_kept(leaf) or type(leaf) is Unread for leaf in leaves)
+
+
+def _say_left(rows: Sequence[HostChange]) -> None:
+    """Warn of what stays on objects of the model as it was."""
+    if not rows:
+        return
+    found = ", ".join(f"a {type(row.after).__name__} in {row.place.path}" for row in rows)
+    warnings.warn(
+        f"the model leaves {found}, which a program does not repeat: keep tensors, numbers and texts there, "
+        "alone or in containers, if code outside of the step reads it",
+        stacklevel=2,
+    )
 
 
 def _kind_of(leaf: Any) -> Any:
