@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import whence
+from tests.tracing.steps.small import Step, zero_first
 
 
 class Plain:
@@ -105,21 +106,10 @@ class Twice(nn.Module):
         return [(held.count, held.last if held.last is None else held.last.item()) for held in helds]
 
 
-Step = Callable[[Tensor], Tensor]
-
-
 def training(model: nn.Module) -> tuple[Step, torch.optim.Optimizer]:
     """A step of a model, and its optimizer."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
-    return step, optimizer
+    return zero_first(model, optimizer), optimizer
 
 
 def batch(number: int = 1) -> Tensor:

@@ -13,7 +13,7 @@ from torch.optim import SGD
 
 import whence
 from tests.checks import differing, state
-from tests.tracing.steps.small import batch
+from tests.tracing.steps.small import batch, zero_first
 
 
 class Keeping(nn.Module):
@@ -203,14 +203,7 @@ def test_what_stays_as_it_was_is_said() -> None:
     """What no program makes again is left out where the model puts it on an object."""
     model = Noting()
     optimizer = SGD(model.parameters(), lr=0.1)
-
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = model(x).sum()
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = zero_first(model, optimizer)
     held: dict[str, Any] = {"model": model, "optimizer": optimizer}
     with pytest.warns(UserWarning, match=r"leaves a Namespace in kept\.event, which a program"):
         program = whence.capture_step(step, (batch(),), **held)

@@ -239,15 +239,7 @@ class HostRun:
                 lambda assumed: replace(assumed, host=begun), "other ways change what is there"
             )
         renewed = self.enclosed.renewed()
-        changes = [
-            row for row in changes_of(self.enclosed.rows, self._stays) if row.place.path not in renewed
-        ]
-        modules = self._session.run.subject.named_modules()
-        buffers = {id(own_attributes(module)["_buffers"]) for _, module in modules}
-        held = {id(own_attributes(each.module)) for each in self.enclosed.objects}
-        changes = [row for row in changes if not is_of_modules(row, buffers)]
-        left = [row for row in changes if _is_left(row, held)]
-        changes = [row for row in changes if not _is_left(row, held)]
+        changes, left = self._changes(renewed)
         refuse_changed((path for path in self._unrepeatable(changes) if path not in renewed), place)
         unknown = [row for row in changes if not self._assumed.knows(row.place.identity)]
         if unknown:
@@ -266,6 +258,17 @@ class HostRun:
             made.added.clear()  # what has met the list may hold it on
         _say_left(left)
         return self._done(changes, place)
+
+    def _changes(self, renewed: Set[str]) -> tuple[list[HostChange], list[HostChange]]:
+        """What the step has changed, and beside it what that leaves on objects of the model alone."""
+        modules = self._session.run.subject.named_modules()
+        buffers = {id(own_attributes(module)["_buffers"]) for _, module in modules}
+        held = {id(own_attributes(each.module)) for each in self.enclosed.objects}
+        changes, left = list[HostChange](), list[HostChange]()
+        for row in changes_of(self.enclosed.rows, self._stays):
+            if row.place.path not in renewed and not is_of_modules(row, buffers):
+                (left if _is_left(row, held) else changes).append(row)
+        return changes, left
 
     def _unrepeatable(self, changes: Iterable[HostChange]) -> Iterator[str]:
         for row in changes:

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence, Set
 from dataclasses import replace
-from types import SimpleNamespace
 
 from whence._torch.observe.attribute_reads import own_attributes
+from whence.dependence.describe import entries_of
 from whence.dependence.observed import Left, Observed
 from whence.dependence.snapshots import ATTRIBUTES, CONTAINERS, SLOTS, Saved, values_of
 from whence.program.arguments.host_state import HostPlace
@@ -42,7 +42,8 @@ def _holds(value: object, holders: Set[int]) -> bool:
     waiting, seen = [value], set[int]()
     while waiting:
         found = waiting.pop()
-        entries = own_attributes(found) if type(found) is SimpleNamespace else found
+        mapped = entries_of(found)
+        entries = found if mapped is None else mapped
         if id(entries) in holders:
             return True
         if isinstance(entries, CONTAINERS) and id(entries) not in seen:
